@@ -17,14 +17,21 @@ from jobs_common import environment
 from iris_core import Iris
 from iris_core.ccl import Config, ReduceOp
 
+POISON = 0xA5
+"""In every byte beside the elements of tensors."""
 
-def on_heap(nbytes, *, deterministic=None, **variables):
-    """Let a job take a device where it is written with a context: opened with variables, closed when all are done."""
+
+def on_heap(nbytes, *, deterministic=None, packets=False, **variables):
+    """Let a job take a device where it is written with a context: opened with variables, closed when all are done.
+
+    With `packets`, CPU ranks emulate them.
+    """
 
     def decorate(job):
         @functools.wraps(job)
         def run(device, *args, **kwargs):
-            with environment(**variables), Iris(nbytes, device=device, deterministic=deterministic) as ctx:
+            surroundings = (emulation if packets else environment)(**variables)
+            with surroundings, Iris(nbytes, device=device, deterministic=deterministic) as ctx:
                 found = job(ctx, *args, **kwargs)
                 ctx.barrier()
             return found
@@ -51,6 +58,7 @@ class Tensors:
         out_heap = case.place not in ("ordinary", "strided ordinary", "input only")
         self.in_shape, self.out_shape = input_shape(case, rank, size), output_shape(case, rank, size)
         most = self._most()
+        self._made = []  # bytes, and which of them are no element's
         self.inp = self.out = None
         if case.in_place and case.op in ("all_gather", "gather"):
             self.out = self._make(out_heap, self.out_shape, most)
@@ -73,11 +81,22 @@ class Tensors:
         lead = 3 + 5 * self.rank if self.case.place == "skewed" else 0
         nbytes = (step * most + 3 + 5 * self.size) * dtype.itemsize
         make = self._ctx.empty if on_heap else torch.empty
-        raw = make(nbytes, dtype=torch.uint8, device=self._ctx.device).view(dtype)[lead:]
+        raw = make(nbytes, dtype=torch.uint8, device=self._ctx.device).fill_(POISON)
         count = math.prod(shape)
-        if self.case.place == "transposed" and len(shape) == 2:
-            return raw[:count].view(shape[1], shape[0]).t()
-        return raw[: step * count].view(*shape[:-1], step * shape[-1])[..., ::step] if shape else raw[0]
+
+        def inside(raw):
+            raw = raw.view(dtype)[lead:]
+            if self.case.place == "transposed" and len(shape) == 2:
+                return raw[:count].view(shape[1], shape[0]).t()
+            return raw[: step * count].view(*shape[:-1], step * shape[-1])[..., ::step] if shape else raw[0]
+
+        inside(beside := torch.ones_like(raw)).zero_()
+        self._made.append((raw, beside.bool()))
+        return inside(raw)
+
+    def are_surroundings_whole(self):
+        """Whether the bytes behind the tensors and between their elements are as they were made."""
+        return all(bool((raw == POISON)[beside].all()) for raw, beside in self._made)
 
     @property
     def operands(self):
@@ -136,6 +155,8 @@ def verify(case, tensors, inputs, what=""):
         wrong.append(f"{case}{what}: rank {rank} of {tensors.size} received the sizes {tensors.taken.tolist()}")
     if not case.in_place and not torch.equal(bits(tensors.inp.cpu()), bits(inputs[rank])):
         wrong.append(f"{case}{what}: the input of rank {rank} was changed")
+    if not tensors.are_surroundings_whole():
+        wrong.append(f"{case}{what}: memory beside the tensors of rank {rank} was changed")
     return wrong
 
 

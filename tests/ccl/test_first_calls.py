@@ -114,17 +114,16 @@ def results(device, cache, members, mode):
 
 
 # -- what is kept -----------------------------------------------------------------------------------------------------
-def twice(cache, mode, tunings):
-    """Two contexts, one after the other: what each launched, and what it said before and afterwards."""
-    found = []
-    for _ in range(2):
+def twice(cache, mode):
+    """Two contexts, one after the other: the second one measures only if all is measured always."""
+    for is_later in (False, True):
         with measuring(cache, mode) as ctx:
-            launched = watched(ctx)
-            known_of(ctx)["two_shot"].tunings = lambda request: tunings
-            before = said_of(ctx)
+            launched, known = watched(ctx), is_later and mode == "first"
+            known_of(ctx)["two_shot"].tunings = lambda request: ({}, {"comm_sms": 2})
+            why = f"measured as the fastest in {cache}/ccl/cpu-2.json" if known else HERE
+            assert (said_of(ctx) == ("two_shot", why)) == known
             assert total(ctx) == total(ctx) == [3.0]
-            found.append((set(launched), before, said_of(ctx)))
-    return found
+            assert (set(launched), said_of(ctx)) == ({"two_shot"} if known else WATCHED, ("two_shot", why))
 
 
 def with_a_config(cache):
@@ -289,40 +288,26 @@ def test_results_are_right_after_measuring_also_in_place(pool, num_ranks, device
 
 # -- what is kept -----------------------------------------------------------------------------------------------------
 @two_ranks
-def test_a_later_context_measures_nothing(pool, num_ranks, tmp_path):
-    """What was measured is in the cache, the fastest first, and no first member's times are written twice."""
-    path = tmp_path / "ccl" / "cpu-2.json"
-    for first, second in pool.run(twice, num_ranks, str(tmp_path), "first", ({}, {"comm_sms": 2})):
-        launched, before, after = first
-        assert launched == WATCHED
-        assert before[1] != HERE
-        assert after == ("two_shot", HERE)
-        why = ("two_shot", f"measured as the fastest in {path}")
-        assert second == ({"two_shot"}, why, why)
-    entries = read_table(path).entries
-    assert entries[0].algorithm == "two_shot"
-    assert {each.algorithm for each in entries} == WATCHED
+@pytest.mark.parametrize(("mode", "configs"), [("first", [{}]), ("exhaustive", [{}, {"comm_sms": 2}])])
+def test_a_later_context_measures_nothing_or_all_again(pool, num_ranks, tmp_path, mode, configs):
+    """What was measured is in the cache, the fastest first, with the launches that the best one was tried with."""
+    assert pool.run(twice, num_ranks, str(tmp_path), mode) == [None] * num_ranks
+    entries = read_table(tmp_path / "ccl" / "cpu-2.json").entries
     assert {(each.op, each.dtype, each.size, each.place) for each in entries} == {
         ("all_reduce", "float32", (1024,), "ordinary")
     }
-    assert [each.seconds for each in entries] == [SECONDS, *[SLOW_SECONDS] * 3]
-    assert [each.config for each in entries] == [{}] * 4
+    best, others = entries[: len(configs)], entries[len(configs) :]
+    assert {each.algorithm for each in best} == {"two_shot"}
+    assert sorted((each.config for each in best), key=len) == configs
+    assert {each.algorithm for each in others} == WATCHED - {"two_shot"}
+    assert [each.seconds for each in entries] == [SECONDS] * len(best) + [SLOW_SECONDS] * 3
+    assert [each.config for each in others] == [{}] * 3
 
 
 @two_ranks
 def test_what_a_config_says_is_measured_for_itself(pool, num_ranks, tmp_path):
     assert pool.run(with_a_config, num_ranks, str(tmp_path)) == [None] * 2
     assert len(read_table(tmp_path / "ccl" / "cpu-2.json").entries) == len(WATCHED)
-
-
-@two_ranks
-def test_all_is_measured_again_with_the_launches_of_the_best(pool, num_ranks, tmp_path):
-    for found in pool.run(twice, num_ranks, str(tmp_path), "exhaustive", ({}, {"comm_sms": 2})):
-        for launched, _, after in found:
-            assert (launched, after) == (WATCHED, ("two_shot", HERE))
-    entries = read_table(tmp_path / "ccl" / "cpu-2.json").entries
-    assert len(entries) == 5
-    assert {tuple(each.config.items()) for each in entries if each.algorithm == "two_shot"} == {(), (("comm_sms", 2),)}
 
 
 @table("rounds, seconds", [

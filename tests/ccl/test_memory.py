@@ -8,7 +8,6 @@ import pytest
 import torch
 from jobs_ccl import on_heap
 from jobs_common import environment, said_by
-from rank_counts import rank_counts
 
 from iris_core import Iris
 from iris_core.ops import FusedConfig
@@ -79,10 +78,11 @@ def what_a_group_gets(ctx, groups):
 
 @on_heap("32MiB")
 def of_unknown_size(ctx):
-    """What a call with split sizes of ordinary tensors leaves of the heap: members know the sizes of no other."""
+    """A call with split sizes of ordinary tensors leaves users the heap: members know the sizes of no other."""
     x, out, sizes = torch.ones(10, 3, device=ctx.device), torch.empty(10, 3, device=ctx.device), [5] * ctx.num_ranks
     ctx.ccl.all_to_all(out, x, output_split_sizes=sizes, input_split_sizes=sizes)
-    return ctx.stats().largest_free, out.unique().tolist()
+    assert ctx.stats().largest_free >= 16 << 20
+    assert out.unique().tolist() == [1.0]
 
 
 @on_heap("8MiB")
@@ -104,15 +104,11 @@ def test_regions_of_teams(pool, system_size, workspace):
     assert second == first[:1]
 
 
-@pytest.mark.parametrize("num_ranks", rank_counts(3, seldom=[2]))
-def test_control_words_are_zero_where_memory_was_in_use(pool, num_ranks, device):
-    assert pool.run(used_before, num_ranks, device) == [None] * num_ranks
-
-
-def test_calls_of_unknown_size_leave_the_heap_to_users(pool, device):
-    for free, values in pool.run(of_unknown_size, 2, device):
-        assert free >= 16 << 20
-        assert values == [1.0]
+@pytest.mark.parametrize(("job", "num_ranks"), [
+    (used_before, 3), pytest.param(used_before, 2, marks=pytest.mark.exhaustive(device="cpu")), (of_unknown_size, 2),
+])  # fmt: skip
+def test_memory_in_use(pool, job, num_ranks, device):
+    assert pool.run(job, num_ranks, device) == [None] * num_ranks
 
 
 @pytest.mark.parametrize("is_bound", [False, True])

@@ -15,6 +15,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from ccl_cases import ENCODINGS
 from jobs_ccl import on_heap
 from jobs_common import environment, in_vain
 from rank_counts import rank_counts
@@ -29,6 +30,12 @@ from iris_core.device.status import StatusPage
 from iris_core.errors import DeviceError, UnsupportedError
 from iris_core.types import DeviceTarget, DeviceType
 from iris_core.world import SingleWorld
+
+PACKETS = [
+    *(("all_reduce", name) for name in ("ll128_two_shot", "sentinel_two_shot", "sentinel_split")),
+    *(("reduce_scatter", f"{encoding}_mailbox") for encoding in ENCODINGS),
+]
+"""All encodings in one form, and all forms in one at least."""
 
 SOON = "4"
 """A bound for waits that are going to fail, in seconds: all kernels are compiled before, but for the first ones."""
@@ -62,8 +69,13 @@ def meet(ctx):
 def calls_of(ctx, x, y):
     """What a program may do next, by name."""
     a, b = torch.ones(16, 16, device=ctx.device), torch.ones(16, 16, device=ctx.device)
-    out = ctx.zeros(16, 16)
+    out, part = ctx.zeros(16, 16), y[: len(y) // ctx.num_ranks]
+    packets = [(op, algorithm, part if op == "reduce_scatter" else y) for op, algorithm in PACKETS]
     return {
+        **{
+            f"{op} {name}": functools.partial(getattr(ctx.ccl, op), to, x, config=Config(algorithm=name))
+            for op, name, to in packets
+        },
         "all_reduce": lambda: ctx.ccl.all_reduce(y, x),
         "all_reduce of another kind": lambda: ctx.ccl.all_reduce(y[:3], x[:3]),
         "async": lambda: ctx.ccl.all_reduce(y, x, async_op=True).wait(),
@@ -74,7 +86,7 @@ def calls_of(ctx, x, y):
     }
 
 
-failing = on_heap("16MiB", IRIS_DEVICE_TIMEOUT=SOON)
+failing = on_heap("16MiB", packets=True, IRIS_DEVICE_TIMEOUT=SOON)
 
 
 @failing
@@ -95,9 +107,12 @@ def gives_up(ctx, following, first="all_reduce"):
     said = facts_of(calls[following]) if following else None
     meet(ctx)
     ctx.ccl.reset()
-    for call in (calls["all_reduce"], ctx.device_barrier, ctx.barrier):
-        call()
-    assert y.unique().tolist() == [float(ctx.num_ranks)]
+    for name in (first, "all_reduce") * 3:
+        y.zero_()
+        calls[name]()
+        assert y[y != 0].unique().tolist() == [float(ctx.num_ranks)] * (name != "device_barrier")
+    ctx.device_barrier()
+    ctx.barrier()
     return said
 
 
@@ -261,6 +276,16 @@ def test_every_member_raises_at_its_next_call(pool, some, num_ranks, device):
             assert said in [("DeviceTimeoutError", rank, 1, "all_reduce") for rank in (0, 2)[: num_ranks - 1]], (
                 following
             )
+
+
+@pytest.mark.parametrize("num_ranks", [3])
+@pytest.mark.parametrize(("op", "algorithm", "encoding"), [
+    pytest.param(op, name, name.split("_")[0], marks=[pytest.mark.exhaustive(device="cpu")] * (number in (1, 4, 5)))
+    for number, (op, name) in enumerate(PACKETS)
+])  # fmt: skip
+def test_a_rank_that_is_late_is_reported_by_packets(pool, num_ranks, op, algorithm, encoding, device):
+    for said in pool.run(gives_up, num_ranks, device, "barrier", f"{op} {algorithm}"):
+        assert said in [("DeviceTimeoutError", rank, 1, op) for rank in (0, 2)]
 
 
 @pytest.mark.parametrize("num_ranks", [2])

@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import re
 from functools import partial
 from unittest import mock
 
@@ -11,7 +10,7 @@ import torch
 import torch.distributed as dist
 from ccl_cases import Case
 from jobs_ccl import on_heap, run_cases
-from jobs_common import said_by, unlike
+from jobs_common import unlike
 from ops_cases import Case as Product
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
@@ -73,37 +72,31 @@ def refusals(ctx):
         """All members make it."""
         fused = "matmul" in op
         engine, config = (ctx.ops, FusedConfig) if fused else (ctx.ccl, Config)
-        said = said_by(getattr(engine, op), *tensors, config=config(algorithm=name, **(fields or {})), **how)
-        words = f"UnsupportedError: .*cannot serve this call: {re.escape(reason)}"
-        assert re.fullmatch(words, said, re.DOTALL), said
+        call = partial(getattr(engine, op), *tensors, config=config(algorithm=name, **(fields or {})), **how)
+        assert unlike((f"UnsupportedError: .*cannot serve this call: .*{reason}", call)) == []
         assert fused or engine.explain(op, *tensors, **how).algorithm not in (name, "")
 
     x, y, whole, square = zeros(8), zeros(8), zeros(16 * size)[::2], zeros(8, 8)
-    uninitialised = "torch.distributed is not initialised (torch.distributed.init_process_group)"
     with mock.patch.object(dist, "is_initialized", return_value=False):
-        refused(uninitialised, "all_reduce", y, x)
-        refused(uninitialised, "matmul_all_reduce", zeros(8, 8), square, square)
-    orders = "torch.distributed orders the members by rank"
-    refused(orders, "all_reduce", y, x, group=turned)
+        refused("is not initialised", "all_reduce", y, x)
+        refused("is not initialised", "matmul_all_reduce", zeros(8, 8), square, square)
+    refused("orders the members by rank", "all_reduce", y, x, group=turned)
     refused("its tensors are contiguous", "all_reduce", y, zeros(16)[::2])
     refused("its tensors are contiguous", "all_gather", whole, x)
-    parts, halves = "it divides tensors in equal parts, along the first dimension", [4, 4]
-    refused(parts, "all_to_all", x, y, input_split_sizes=halves, output_split_sizes=halves)
-    offered = "it is offered for float16, bfloat16, float32, float64, int8, uint8, int32, int64"
-    refused(offered, "all_reduce", y.short(), x.short())
-    refused("it does not reduce by bxor", "all_reduce", y.int(), x.int(), op="bxor")
-    refused("it does not reduce by avg", "all_reduce", y.int(), x.int(), op="avg")
-    refused("it has no use for comm_sms of the config", "all_reduce", y, x, fields={"comm_sms": 2})
-    refused("a group of one rank has no peer", "all_reduce", y, x, group=[ctx.cur_rank])
-    refused(orders, "matmul_all_reduce", zeros(8, 8), square, square, group=turned)
-    rows = "its parts are rows, in torch's order"
-    refused(rows, "matmul_all_gather", zeros(8, 8 * size), square, square, gather_dim=1)
-    refused(rows, "matmul_reduce_scatter", zeros(8, 8), square, square, layout="tiles")
+    refused("equal parts", "all_to_all", x, y, input_split_sizes=[4, 4], output_split_sizes=[4, 4])
+    refused("is offered for float16", "all_reduce", y.short(), x.short())
+    refused("does not reduce by bxor", "all_reduce", y.int(), x.int(), op="bxor")
+    refused("does not reduce by avg", "all_reduce", y.int(), x.int(), op="avg")
+    refused("no use for comm_sms", "all_reduce", y, x, fields={"comm_sms": 2})
+    refused("a group of one rank", "all_reduce", y, x, group=[ctx.cur_rank])
+    refused("orders the members by rank", "matmul_all_reduce", zeros(8, 8), square, square, group=turned)
+    refused("its parts are rows", "matmul_all_gather", zeros(8, 8 * size), square, square, gather_dim=1)
+    refused("its parts are rows", "matmul_reduce_scatter", zeros(8, 8), square, square, layout="tiles")
     refused("its output is contiguous", "matmul_all_reduce", zeros(8, 16)[:, :8], square, square)
     refused("its A is contiguous", "all_gather_matmul", zeros(8 * size, 8), zeros(8, 16)[:, :8], square, gather_dim=0)
     symmetric = ctx.ops.explain("matmul_reduce_scatter", zeros(8 // size, 8), square, square)
     (torch_symm,) = (each for each in symmetric.candidates if each.name == "torch_symm")
-    assert torch_symm.reason == "torch's symmetric memory is asked for on NVIDIA GPUs only"
+    assert "on NVIDIA GPUs only" in torch_symm.reason
 
 
 @on_heap("8MiB")

@@ -8,6 +8,7 @@ import time
 from functools import partial
 
 import jobs_ccl
+import jobs_norm
 import pytest
 import torch
 import torch.distributed as dist
@@ -43,10 +44,10 @@ def set_epochs(ctx, epoch):
 def played(device, cases, backend="auto", **variables):
     """A context, with tensors for cases, of each of which one call was made; `variables` are of the environment."""
     with emulation(**variables), Iris("24MiB", device=device, backend=backend) as ctx:
-        plays = [jobs_ccl.Tensors(ctx, case, ctx.cur_rank, ctx.num_ranks) for case in cases]
+        plays = [jobs_ccl.jobs_of(case).Tensors(ctx, case, ctx.cur_rank, ctx.num_ranks) for case in cases]
         for tensors in plays:
             tensors.fill(0)
-            jobs_ccl.call(ctx, tensors.case, tensors)
+            jobs_ccl.jobs_of(tensors.case).call(ctx, tensors.case, tensors)
         ctx.barrier()
         yield ctx, plays
 
@@ -56,9 +57,9 @@ def go_on(ctx, plays):
     ctx.ccl.reset()
     for turn in range(1, 4):
         for tensors in plays:
-            inputs = tensors.fill(turn)
-            jobs_ccl.call(ctx, tensors.case, tensors)
-            assert jobs_ccl.verify(tensors.case, tensors, inputs, f", call {turn} after the reset") == []
+            jobs, inputs = jobs_ccl.jobs_of(tensors.case), tensors.fill(turn)
+            jobs.call(ctx, tensors.case, tensors)
+            assert jobs.verify(tensors.case, tensors, inputs, f", call {turn} after the reset") == []
     ctx.barrier()
 
 
@@ -84,21 +85,6 @@ def plan_again(device, algorithms):
                     wrong.append(f"{algorithm}, call {turn}, rank {ctx.cur_rank}")
         ctx.barrier()
     return wrong
-
-
-def leave_one_out(device, algorithm, op):
-    """Rank 0 does not come in time; returns what is raised then.  After a reset all is well."""
-    case = Case(op, "float32", shape=(40,), config={"algorithm": algorithm})
-    with played(device, [case], IRIS_DEVICE_TIMEOUT="10") as (ctx, (tensors,)):
-        if ctx.cur_rank > 0:
-            with in_vain(10):
-                jobs_ccl.call(ctx, case, tensors)
-            if device != "cpu":
-                torch.cuda.synchronize()
-        text = said_by(ctx.barrier)
-        ctx.barrier()
-        go_on(ctx, [tensors])
-        return text
 
 
 def run_overlapping(device, algorithm):
@@ -131,21 +117,24 @@ def run_overlapping(device, algorithm):
 
 
 def call_in_other_order(device, algorithm):
-    """Two calls that differ in the reduction alone, on the last rank in the other order, and ranks out of step.
+    """Two calls of one size, on the last rank in the other order, and ranks out of step.
 
     All raise it, and after a reset all is well.
     """
-    cases = [
-        Case("all_reduce", shape=(40,), reduction=each, config={"algorithm": algorithm}) for each in ("sum", "max")
-    ]
+    is_norm, config = algorithm.endswith(" norm"), {"algorithm": algorithm}
+    cases = [Case("all_reduce", shape=(40,), reduction=each, config=config) for each in ("sum", "max")]
+    if is_norm:
+        cases = [jobs_norm.Case(algorithm.removesuffix(" norm"), (3, 8), eps=eps) for eps in (1e-3, 1e-5)]
     with played(device, cases, IRIS_DEVICE_TIMEOUT="5") as (ctx, both):
         text, order = "", both if ctx.cur_rank < ctx.num_ranks - 1 else both[::-1]
-        for step in (*(partial(jobs_ccl.call, ctx, tensors.case, tensors) for tensors in order), ctx.barrier):
+        steps = [partial(jobs_ccl.jobs_of(tensors.case).call, ctx, tensors.case, tensors) for tensors in order]
+        for step in (*steps, ctx.barrier):
             time.sleep(0.3 * random.random())
             with in_vain(2.5):
                 text += said_by(step)
         dist.barrier()
-        words = "Device(?=.*have called differently)(?=.*sum)(?=.*max)"
+        about = "(?=.*all_reduce_rms_norm)" if is_norm else "(?=.*sum)(?=.*max)"
+        words = f"Device(?=.*have called differently){about}"
         assert re.match(words, text, re.DOTALL), text
         go_on(ctx, both)
 
@@ -197,24 +186,6 @@ def test_one_member_plans_again(pool, encoding, device):
     assert pool.run(plan_again, 2, device, names) == [[], []]
 
 
-@pytest.mark.parametrize(("op", "form", "encoding"), [  # all encodings in one form, and all forms in one at least
-    ("all_reduce", "two_shot", "ll128"), ("reduce_scatter", "mailbox", "ll"), ("all_reduce", "split", "sentinel"),
-    pytest.param("all_reduce", "two_shot", "sentinel", marks=SELDOM),
-    *(pytest.param("reduce_scatter", "mailbox", encoding, marks=SELDOM) for encoding in ("ll128", "sentinel")),
-])  # fmt: skip
-def test_a_rank_that_is_late_is_reported(pool, op, form, encoding, device):
-    texts = pool.run(leave_one_out, 3, device, f"{encoding}_{form}", op)
-    # of pairs, one program waits for the data and the other for the arrival: on a GPU, either may report first
-    said = ["where the data of rank 0 arrives, in the"]
-    said += ["where rank 0 signals program"] * (form == "split")
-    for rank in (1, 2):
-        assert texts[rank].startswith("DeviceTimeoutError")
-        assert f"rank {rank}, program " in texts[rank]
-        assert "IRIS_DEVICE_TIMEOUT" in texts[rank]
-        assert any(each in texts[rank] for each in said)
-        assert op in texts[rank]
-
-
 @pytest.mark.parametrize("algorithm", [
     "sentinel_split", "one_shot", "gluon_two_shot",
     *(pytest.param(f"{each}_shot", marks=pytest.mark.exhaustive) for each in ("ll_one", "sentinel_one", "ll128_two")),
@@ -226,6 +197,7 @@ def test_launches_at_the_same_time_are_reported(pool, algorithm):
 
 @pytest.mark.parametrize(("num_ranks", "algorithm"), [
     (3, "sentinel_one_shot"), pytest.param(4, "ll128_two_shot", marks=pytest.mark.exhaustive),
+    *((2, f"{each} norm") for each in ("one_shot", "two_shot", "sentinel_one_shot", "sentinel_two_shot")),
 ])  # fmt: skip
 def test_ranks_that_call_in_different_orders_are_told(pool, num_ranks, algorithm):
     """Replays of graphs in different orders do the same on GPUs: the kernels compare, not the hosts."""

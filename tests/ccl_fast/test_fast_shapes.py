@@ -1,7 +1,13 @@
-"""Launches are those with which prototypes were fastest on 8 x H200, and what a tuner tries differs from them."""
+"""Where algorithms of packets are offered, when they are chosen, and how they are launched.
+
+Launches are those with which prototypes were fastest on 8 x H200.
+"""
 
 import dataclasses
+import json
+from types import SimpleNamespace
 
+import pytest
 import torch
 import triton
 import triton.language as tl
@@ -10,11 +16,16 @@ from tables import table
 
 from iris_core import Iris
 from iris_core.ccl import Config
+from iris_core.dispatch.choice import Chooser, Tables
+from iris_core.dispatch.tables import read_table
 from iris_core.testing.conformance.collective_jobs import usual
 from iris_core.types import DeviceTarget, DeviceType
 from iris_triton import interpreter
-from iris_triton.collectives import fast_collectives
+from iris_triton.collectives import TABLES, collectives, fast_collectives
+from iris_triton.collectives.packets import base as fast_algorithms
+from iris_triton.collectives.packets import fabric
 from iris_triton.collectives.packets.exchange import shape_for
+from iris_triton.collectives.packets.mailbox import mailbox_for, packets_for
 from iris_triton.collectives.packets.packet import spot
 from iris_triton.collectives.parts.sizes import layout_of
 
@@ -118,3 +129,62 @@ def test_places_of_packets_in_large_messages(encoding, first):
     else:
         assert offsets.tolist() == [each * (8 if encoding == "ll" else 16) for each in numbers]
         assert not flags.any()
+
+
+# -- where they are offered, and when they are chosen -----------------------------------------------------------------
+@pytest.mark.parametrize("path", sorted(TABLES.glob("nvidia-h200-*.json")), ids=lambda path: path.stem)
+def test_models_come_near_what_was_measured(path, tmp_path, monkeypatch):
+    """What they would choose without the table takes at most 1.6 times as long as the best, as far as it is there."""
+    monkeypatch.setattr(fast_algorithms, "lines_problem", lambda index: "")
+    table, known = read_table(path), Tables(TABLES, [], "NVIDIA H200")
+    chooser = Chooser(collectives(), Tables(tmp_path, [], "a GPU"), ())
+    compared = 0
+    for op in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
+        for nbytes in (1 << shift for shift in range(9, 29, 2)):
+            call = usual(op, dtype="bfloat16", shape=(nbytes // 2,))
+            call = call.request(0, range(table.group_size), DeviceTarget(DeviceType.CUDA))
+            call = dataclasses.replace(call, nbytes=nbytes, shape=(nbytes // 2,))
+            entries = known.nearest(call).entries
+            assert entries[0].source == str(path)
+            seconds = {entry.algorithm: entry.seconds for entry in reversed(entries)}
+            chosen = chooser.choose(call, None).name
+            if chosen in seconds:
+                assert seconds[chosen] <= 1.6 * min(seconds.values()), (op, nbytes, chosen, seconds)
+                compared += 1
+    assert compared > 20
+
+
+@table(("text", "holds"), [
+    (None, False),  # a device that was not probed
+    *((json.dumps({"format": 1, "device": "x", "facts": {"whole_lines": {"holds": holds}}}), holds)
+      for holds in (True, False)),
+    *((text, False) for text in (
+        "", "[]", "[" * 100_000, '{"format": 2, "facts": {}}', '{"format": 1, "facts": {"magic": {}}}',
+        '{"format": 1, "facts": {"whole_lines": {"holds": "no"}}}', '{"format": 1, "facts": {"whole_lines": 1}}')),
+])  # fmt: skip
+def test_facts_are_read(tmp_path, monkeypatch, text, holds):
+    monkeypatch.setenv("IRIS_CACHE_DIR", str(tmp_path))
+    path = tmp_path / "fabric" / "NVIDIA_X_200.json"
+    path.parent.mkdir()
+    if text is not None:
+        path.write_text(text)
+    fabric.has_whole_lines.cache_clear()
+    assert fabric.has_whole_lines("NVIDIA X-200") is holds
+    fabric.has_whole_lines.cache_clear()
+
+
+def test_messages_of_powers_of_two_go_in_one_launch():
+    """Two halves of what comes from eight members fit into a region of twice the message."""
+    sizes = []
+
+    class Team:
+        def workspace(self, name, nbytes, minimum, fill):
+            sizes.append(nbytes)
+            return SimpleNamespace(nbytes=256 << 20, offset_bytes=0)
+
+        def region(self, name, nbytes):
+            return SimpleNamespace(tensor=torch.zeros(nbytes, dtype=torch.uint8))
+
+    mailbox = mailbox_for(Team(), "sentinel", packets_for(16 << 20, "sentinel"), 8, 256)
+    assert sizes == [256 << 20]
+    assert mailbox.pieces == 1

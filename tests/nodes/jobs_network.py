@@ -6,7 +6,8 @@ import time
 import torch
 import triton
 import triton.language as tl
-from jobs_nodes import divided, refusal  # noqa: F401 - the first for tests/multigpu
+from jobs_common import unlike
+from jobs_nodes import divided  # noqa: F401 - for tests/multigpu
 
 import iris_triton as iris
 from iris_core import Iris
@@ -264,7 +265,6 @@ def host_rounds(device, rounds, distance, delay=0.002):
 
 def host_refusals(allocator):
     """Calls of the host that another node is not reached by, and do not say so; and what they have changed."""
-    wrong = []
     with Iris("4MiB", device="cpu", allocator=allocator) as ctx:
         far = (ctx.cur_rank + ctx.num_ranks // 2) % ctx.num_ranks
         x, y, word, short = (
@@ -272,29 +272,25 @@ def host_refusals(allocator):
         )  # fmt: skip
         where = f"rank {far} is on another node, "
         adds = f"{where}where the network adds to signals of 64 bits only"
-        of_network = [
-            (lambda: ctx.put(x[:, :2], far, y[:, :2]), f"Unsupported put: {where}and the network copies contiguous"),
-            (lambda: ctx.get(x, far, y.t()), f"Unsupported get: {where}and the network copies contiguous"),
-            (lambda: ctx.get(x, far), "Unsupported get: from a rank on another node only a tensor on the heap"),
-            (lambda: ctx.put(x, far, y, signal=word), f"Unsupported put: {adds}"),
-            (lambda: ctx.signal(short, far, op="add"), f"Unsupported signal: {adds}"),
-            (lambda: ctx.put(x, far, torch.ones(8, 8)), "NotOnHeap put: the source"),
-            (lambda: ctx.signal(torch.zeros(1, dtype=torch.int64), far, op="add"), "NotOnHeap signal: the signal"),
-            (lambda: ctx.signal(x, far, op="add"), "Argument signal: a signal is one element"),
-            (lambda: ctx.put(x, far, y[:4]), "Argument put: the source is (4, 8)"),
-        ]
-        way = "use a heap that the network reaches (allocator='nccl'), ctx.ccl or torch.distributed"
-        of_all = [
-            (call, f"Unsupported {name}: rank {far} is on node ... {way}") for name, call in (
-                ("put", lambda: ctx.put(x, far, y)), ("get", lambda: ctx.get(x, far, y)),
-                ("signal", lambda: ctx.signal(word, far, op="add")),
-            )
-        ]  # fmt: skip
-        for call, expected in of_network if allocator == "nccl" else of_all:
-            kind, _, text = refusal(call)
-            said, (begin, _, part) = f"{kind.removesuffix('Error')} {text}", expected.partition(" ... ")
-            if not said.startswith(begin) or part not in said:
-                wrong.append((expected, said))
+        of_network = (
+            (f"UnsupportedError: put: {where}and the network copies", lambda: ctx.put(x[:, :2], far, y[:, :2])),
+            (f"UnsupportedError: get: {where}and the network copies", lambda: ctx.get(x, far, y.t())),
+            ("UnsupportedError: get: from a rank on another node only", lambda: ctx.get(x, far)),
+            (f"UnsupportedError: put: {adds}", lambda: ctx.put(x, far, y, signal=word)),
+            (f"UnsupportedError: signal: {adds}", lambda: ctx.signal(short, far, op="add")),
+            ("NotOnHeapError: put: the source", lambda: ctx.put(x, far, torch.ones(8, 8))),
+            ("NotOnHeapError: signal: the signal",
+             lambda: ctx.signal(torch.zeros(1, dtype=torch.int64), far, op="add")),
+            ("ArgumentError: signal: a signal is one element", lambda: ctx.signal(x, far, op="add")),
+            ("ArgumentError: put: the source is", lambda: ctx.put(x, far, y[:4])),
+        )  # fmt: skip
+        where, way = f"rank {far} is on node", r".*use a heap that the network reaches \(allocator='nccl'\), ctx.ccl or"
+        of_all = (
+            (f"UnsupportedError: put: {where}{way}", lambda: ctx.put(x, far, y)),
+            (f"UnsupportedError: get: {where}{way}", lambda: ctx.get(x, far, y)),
+            (f"UnsupportedError: signal: {where}{way}", lambda: ctx.signal(word, far, op="add")),
+        )
+        wrong = unlike(*(of_network if allocator == "nccl" else of_all))
         ctx.barrier()
         return wrong, int(word), x.unique().tolist()
 

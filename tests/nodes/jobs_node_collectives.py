@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from ccl_cases import OPS, PLACES, Case, moving_cases, place_cases, reducing_cases, shape_cases, way_cases
 from jobs_ccl import run_cases
-from jobs_common import environment, said_by
+from jobs_common import environment, said_by, unlike
 from jobs_nodes import die
 from ops_cases import Case as Product
 
@@ -73,19 +73,16 @@ def parts_as_lists():
             part.copy_(each)
         return mock.Mock(wait=lambda: None)
 
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(TorchCollective, "_leave_out_node", as_nccl))
-        stack.enter_context(mock.patch.object(dist, "all_to_all", all_to_all))
+    as_lists = mock.patch.object(TorchCollective, "_leave_out_node", as_nccl)
+    with as_lists, mock.patch.object(dist, "all_to_all", all_to_all):
         yield
 
 
 @contextlib.contextmanager
 def small_chunks(nbytes=1024):
     """Let calls of some KiB go in several chunks."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(hierarchical, "_LEAST_NBYTES", nbytes))
-        stack.enter_context(mock.patch.object(baseline, "_LEAST_NBYTES", nbytes))
-        stack.enter_context(mock.patch.object(baseline, "_LEAST_LINES", 4))
+    of_products = mock.patch.multiple(baseline, _LEAST_NBYTES=nbytes, _LEAST_LINES=4)
+    with of_products, mock.patch.object(hierarchical, "_LEAST_NBYTES", nbytes):
         yield
 
 
@@ -102,15 +99,10 @@ def late(rank, share=0.2):
 
         return step
 
-    steps = (
-        (Hierarchical, "_begin_chunk"),
-        (Hierarchical, "_end_chunk"),
-        (StraightAllToAll, "_near"),
-        (StraightAllToAll, "_end"),
-    )
     with contextlib.ExitStack() as stack:
-        for of, name in steps:
-            stack.enter_context(mock.patch.object(of, name, delayed(getattr(of, name))))
+        for of, names in ((Hierarchical, ("_begin_chunk", "_end_chunk")), (StraightAllToAll, ("_near", "_end"))):
+            changed = {name: delayed(getattr(of, name)) for name in names}
+            stack.enter_context(mock.patch.multiple(of, **changed))
         yield
 
 
@@ -197,7 +189,7 @@ def chunked(ops, numbers):
 
 
 def measured_chunks():
-    """The sum of a call whose algorithms and numbers of chunks the first call measures; what it has found, by name."""
+    """A first call measures algorithms and, if it measures exhaustively, numbers of chunks."""
     small = mock.patch.object(hierarchical, "_LEAST_TRIED_NBYTES", 1024)
     with (
         tempfile.TemporaryDirectory() as cache,
@@ -209,14 +201,15 @@ def measured_chunks():
         ctx.ccl.all_reduce(y, x)
         request = next(iter(ctx._binder.bound.values())).request
         entries = ctx._binder._algorithms(request).tables.nearest(request).entries
+        assert y.unique().tolist() == [4.0]
+        assert {("hierarchical", None), ("gloo", None)} <= {(e.algorithm, e.config.get("chunks")) for e in entries}
         ctx.barrier()
-        return y.unique().tolist(), {(each.algorithm, each.config.get("chunks")) for each in entries}
 
 
 def messages():
     """Messages to all ranks and from all, of every kind of tensor, in order.
 
-    Then rank 0 sends rank 3, on another node, what that does not expect; what rank 3 is told, and gets afterwards.
+    Then rank 0 sends rank 3, on another node, what that does not expect: rank 3 is told, and gets nothing of it.
     """
     with Iris("4MiB", device="cpu") as ctx:
         me, size = ctx.cur_rank, ctx.num_ranks
@@ -240,21 +233,22 @@ def messages():
             for work in works:
                 work.wait()
             assert all(torch.equal(each, data(before, me, number)) for number, each in enumerate(received))
-        told = []
-        for sent, expected in ((torch.ones(5), torch.zeros(4)), (torch.ones(4), torch.zeros(4).int())):
+        for sent, box, words in (
+            (5, torch.zeros(4), "rank 3 .* from rank 0 and expected 4 elements of float32, but 5 elements"),
+            (4, torch.zeros(4).int(), "expected 4 elements of int32, but 4 elements of float32"),
+        ):
             if me == 0:
-                ctx.ccl.send(sent, 3)
+                ctx.ccl.send(torch.ones(sent), 3)
                 ctx.ccl.send(torch.full((3,), 7.0), 3)
             if me == 3:
-                later = torch.zeros(3)
-                said = said_by(partial(ctx.ccl.recv, expected, 0))
-                ctx.ccl.recv(later, 0)
-                told.append((said, expected.unique().tolist(), later.unique().tolist()))
+                assert unlike((f"DeviceError: .*{words}", partial(ctx.ccl.recv, box, 0))) == []
+                ctx.ccl.recv(later := torch.zeros(3), 0)
+                assert (box.unique().tolist(), later.unique().tolist()) == ([0.0], [7.0])
         mine = [3, 2, 2, 2] if me == 1 else [2] * size
         how = {"input_split_sizes": mine, "output_split_sizes": [2] * size}
-        splits = said_by(lambda: ctx.ccl.all_to_all(torch.zeros(8), torch.ones(sum(mine)), **how))
+        call = partial(ctx.ccl.all_to_all, torch.zeros(8), torch.ones(sum(mine)), **how)
+        assert unlike(("DeviceError: .*: rank 0 takes 2 rows from rank 1", call)) == []
         ctx.barrier()
-    return told, splits
 
 
 def barriers(members, turns=6):
@@ -274,7 +268,7 @@ def barriers(members, turns=6):
 
 
 def begun_together():
-    """Begin two calls that copy through the same memory, and wait for the later one first; returns the outputs."""
+    """Begin two calls that copy through the same memory, and wait for the later one first: each has its own data."""
     with Iris("8MiB", device="cpu") as ctx:
         outs = [torch.zeros(4, 3 * ctx.num_ranks).t() for _ in range(2)]
         inputs = [torch.full((3, 4), 10.0 * number + ctx.cur_rank) for number in range(2)]
@@ -283,7 +277,7 @@ def begun_together():
         works = [bound.begin(out, inp) for out, inp in zip(outs, inputs, strict=True)]
         for work in reversed(works):
             work.wait()
-        return [out[::3].tolist() for out in outs]
+        assert [out[::3].tolist() for out in outs] == [[[10.0 * i + rank] * 4 for rank in range(2)] for i in range(2)]
 
 
 def beside_each_other():
@@ -308,7 +302,7 @@ def beside_each_other():
 
 
 def node_refuses(how):
-    """What ranks are told, and what serves them, where rank 3 cannot prepare the collective of its node."""
+    """Rank 3 cannot prepare the collective of its node: all do without, or raise what is wrong if it is a mistake."""
     with Iris("4MiB", device="cpu") as ctx:
         x, y = torch.ones(64), torch.zeros(64)
         chooser = ctx._binder._algorithms(mock.Mock(spec=[]))
@@ -319,11 +313,15 @@ def node_refuses(how):
         with contextlib.ExitStack() as stack:
             for each in unable:
                 stack.enter_context(each)
-            told = said_by(lambda: ctx.ccl.all_reduce(y, x))
-        served = ctx.ccl.explain("all_reduce", y, x).algorithm
+            words = "" if how != "broken" else (
+                "IrisError: ranks 2, 3 could not prepare 'hierarchical' for all_reduce"
+                ".*rank 3 could not prepare 'pull' for reduce_scatter: broken here"
+            )  # fmt: skip
+            assert unlike((words, lambda: ctx.ccl.all_reduce(y, x))) == []
+        assert ctx.ccl.explain("all_reduce", y, x).algorithm == ("hierarchical" if how == "broken" else "gloo")
         ctx.ccl.all_reduce(y, x)
+        assert y.unique().tolist() == [4.0]
         ctx.barrier()
-        return told, served, y.unique().tolist()
 
 
 def _refusing(how):
@@ -337,12 +335,11 @@ def _refusing(how):
 
 
 def bits():
-    """Reductions in a context that promises its bits: what serves, and whether they are those of plain torch.
+    """Reductions in a context that promises its bits are those of plain torch.
 
-    And what of the algorithm by levels is refused, and of what no ranks of several nodes have: experts, and split sizes
-    that no host knows.
+    The algorithm by levels is refused, and so is what no ranks of several nodes have: experts, and split sizes that no
+    host knows.
     """
-    found = []
     with Iris("8MiB", device="cpu", deterministic=True) as ctx:
         for dtype, op in itertools.product((torch.bfloat16, torch.float32), ("sum", "avg", "product")):
             inputs = [torch.rand(1001, generator=torch.Generator().manual_seed(rank)).to(dtype) for rank in range(4)]
@@ -352,14 +349,19 @@ def bits():
             for each in inputs[1:]:
                 total = total * each.float() if op == "product" else total + each.float()
             right = (total / 4 if op == "avg" else total).to(dtype)
-            found.append((ctx.ccl.explain("all_reduce", y, y, op=op).algorithm, torch.equal(y, right)))
-        levels = said_by(lambda: ctx.ccl.all_reduce(y, y, config=Config(algorithm="hierarchical")))
-        experts = said_by(lambda: ctx.ops.experts(max_tokens=4, hidden=16, experts=4, top_k=1))
+            assert ctx.ccl.explain("all_reduce", y, y, op=op).algorithm == "exchanged"
+            assert torch.equal(y, right), (dtype, op)
         given, taken = torch.ones(2, 4, dtype=torch.int64)
         sizes = {"input_split_sizes": given, "output_split_sizes": taken}
-        splits = said_by(lambda: ctx.ccl.all_to_all(y, y + 1, **sizes))
+        assert unlike(
+            ("UnsupportedError: .*'hierarchical' cannot serve this call: it does not promise",
+             lambda: ctx.ccl.all_reduce(y, y, config=Config(algorithm="hierarchical"))),
+            ("UnsupportedError: experts: the ranks are on several nodes",
+             lambda: ctx.ops.experts(max_tokens=4, hidden=16, experts=4, top_k=1)),
+            ("UnsupportedError: all_to_all: between nodes the host must know", lambda: (
+                ctx.ccl.all_to_all(y, y + 1, **sizes))),
+        ) == []  # fmt: skip
         ctx.barrier()
-    return found, levels, experts, splits
 
 
 def product_cases(size, names):
@@ -376,7 +378,7 @@ def product_cases(size, names):
 
 
 def order_of_chunks(op):
-    """In which order a product between nodes multiplies, and begins and ends the collectives of its chunks."""
+    """The network carries a chunk of a product while another one is multiplied."""
     log, multiply, begin = [], baseline.multiply, Bound.begin
 
     def logged_multiply(*given):
@@ -399,9 +401,13 @@ def order_of_chunks(op):
         ):
             tensors.fill(0)
             jobs_ops.call(ctx, case, tensors, None)
-        wrong = jobs_ops.verify(case, tensors, 0, "")
+        assert jobs_ops.verify(case, tensors, 0, "") == []
         ctx.barrier()
-    return wrong, log
+    order = {
+        "matmul_all_reduce": ["multiply begin", *["multiply begin end"] * 3, "end"],
+        "all_gather_matmul": ["begin", *["begin end" + 4 * " multiply"] * 3, "end", *["multiply"] * 4],
+    }
+    assert log == " ".join(order[op]).split()
 
 
 def reduce_until(is_victim, phase, members):
@@ -422,9 +428,9 @@ def reduce_until(is_victim, phase, members):
 
 
 def groups_of_torch():
-    """Rank 1 does not come when torch connects the ranks of a group; what rank 0 raises, and whether all go on.
+    """Rank 1 does not come when torch connects the ranks of a group: rank 0 raises within its bound, and all go on.
 
-    And whether a group is made without waiting for the destructor of that of an earlier torch.distributed.
+    A group is made without waiting for the destructor of that of an earlier torch.distributed.
     """
     dropped = []
 
@@ -433,10 +439,11 @@ def groups_of_torch():
             dropped.append(self)
 
     with Iris("4MiB", device="cpu") as ctx:
-        world, raised = ctx._world, ""
+        world = ctx._world
         if ctx.cur_rank == 0:
             bound, world.timeout_s = world.timeout_s, 1.0
-            raised = said_by(partial(torch_distributed._group_of, (0, 1), None, "gloo", world, "tests"))
+            call = partial(torch_distributed._group_of, (0, 1), None, "gloo", world, "tests")
+            assert unlike(("IrisError: .*gloo: torch.distributed has failed between ranks 0, 1: ", call)) == []
             world.timeout_s = bound
         ctx.barrier()
         x = torch.ones(3)
@@ -444,4 +451,4 @@ def groups_of_torch():
         torch_distributed._groups[object(), "gloo", (0, 1), "tests of old groups"] = Old()
         made = torch_distributed._group_of((0, 1), None, "gloo", world, "tests of old groups")
         ctx.barrier()
-        return raised, x.tolist(), made.size(), dropped
+        assert (x.tolist(), made.size(), dropped) == ([2.0] * 3, 2, [])

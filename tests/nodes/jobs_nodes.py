@@ -65,12 +65,15 @@ def heap():
 
 
 def cannot_map():
-    """Rank 3 cannot map a peer; the error on all, and whether a world can be opened afterwards."""
+    """Rank 3 cannot map a peer: all refuse, and open a world afterwards."""
     fails = mock.patch.object(HostAllocator, "import_peer", mock.Mock(side_effect=OSError("no room")))
     with fails if int(os.environ["RANK"]) == 3 else contextlib.nullcontext():
-        said = refusal(lambda: Iris("1MiB", device="cpu"))
+        kind, _, text = refusal(lambda: Iris("1MiB", device="cpu"))
+    assert kind == "PeerAccessError"
+    assert "rank 3 could not" in text
+    assert "no room" in text
     with Iris("1MiB", device="cpu") as ctx:
-        return said, ctx.broadcast(ctx.cur_rank, 3)
+        assert ctx.broadcast(ctx.cur_rank, 3) == 3
 
 
 # -- kernels ----------------------------------------------------------------------------------------------------------
@@ -121,28 +124,34 @@ class Code:
     """What runs a function where it is unpickled."""
 
     def __reduce__(self):
-        return os.mkdir, (os.path.join(os.environ["IRIS_X_TEST"], str(os.getpid())),)
+        return exec, ("import os; os.environ['RAN'] = 'here'",)
 
 
-def broadcasts(folder):
-    """Send data, and what is none, from rank 3 to all; returns what came, and what was refused.
+def broadcasts():
+    """Only data is sent between nodes, and nothing that comes from there is run.
 
-    At last rank 1 allocates something else; what all are told of that.
+    At last rank 1 allocates something else, which is named across nodes.
     """
-    os.environ["IRIS_X_TEST"] = folder
     data = {"a": [1, 2.5, ("x", None)], "b": {3, 4}, "c": 1j, "d": slice(1, 2)}
     with Iris("1MiB", device="cpu") as ctx:
-        same = ctx.broadcast(data, 3) == data
-        array = ctx.broadcast(torch.arange(3), 3).tolist()
-        said = [refusal(lambda each=each: ctx.broadcast(each, 3)) for each in (Code(), [os.path.join], {"x": Code})]
-        after = ctx.broadcast(ctx.cur_rank, 3)
+        assert ctx.broadcast(data, 3) == data
+        assert ctx.broadcast(torch.arange(3), 3).tolist() == [0, 1, 2]
+        for each in (Code(), [os.path.join], {"x": Code}):
+            kind, _, text = refusal(lambda each=each: ctx.broadcast(each, 3))
+            assert kind == ("UnsupportedError" if ctx.cur_rank == 3 else "IrisError")
+            assert "only numbers, text, containers and arrays are sent, no " in text
+        assert ctx.broadcast(ctx.cur_rank, 3) == 3
+        assert "RAN" not in os.environ
         ctx.zeros(8 if ctx.cur_rank != 1 else 9999)
-        return (same, array, after), said, refusal(ctx.barrier)
+        kind, _, text = refusal(ctx.barrier)
+        assert kind == "SymmetryError"
+        assert "rank 1: zeros((9999,)" in text
+        assert "ranks 0, 2, 3: zeros((8,)" in text
 
 
 # -- exchanges --------------------------------------------------------------------------------------------------------
 def exchanges():
-    """Exchanges of all ranks, of nodes and across them, from several threads; returns what was wrong."""
+    """Exchange among all ranks, within nodes and across them, from several threads."""
     wrong = []
     with Iris("4MiB", device="cpu") as ctx:
         me, size, world = ctx.cur_rank, ctx.num_ranks, ctx._world
@@ -177,33 +186,46 @@ def exchanges():
         assert me == 0 or world.compare_calls(me) == [*everyone], "what rank 0 has left behind"
         assert me != 0 or late[:2] == ("CollectiveTimeoutError", everyone[1:])
         ctx.barrier()
-    return wrong
+    assert wrong == []
 
 
 def exchanges_that_fail():
     """Rank 1 is in another exchange, rank 3 waits for rank 0 elsewhere, rank 3 closes its world while others need it.
 
-    What all are told of each; they go on after the first two.
+    Each time the others name it and, of a time-out, where it is; they go on after the first two.
     """
     world = connect(None, 30.0)
-    different = refusal(world.barrier if world.rank == 1 else lambda: world.all_gather_ints([1]))
-    seen = world.all_gather_object(world.rank)
-    world.timeout_s = 2.0 if world.rank != 3 else 6.0  # it still waits when the others give up
-    late = refusal(world.subworld((3, 2, 1, 0)).barrier if world.rank == 3 else world.barrier)
+    is_last = world.rank == 3
+    kind, _, text = refusal(world.barrier if world.rank == 1 else lambda: world.all_gather_ints([1]))
+    assert kind == "RankMismatchError"
+    assert "rank 1: barrier()" in text
+    assert world.all_gather_object(world.rank) == [0, 1, 2, 3]
+    world.timeout_s = 6.0 if is_last else 2.0  # it still waits when the others give up
+    *late, text = refusal(world.subworld((3, 2, 1, 0)).barrier if is_last else world.barrier)
+    assert late == ["CollectiveTimeoutError", (0, 1, 2) if is_last else (3,)]
+    assert is_last or "rank 3 waits in barrier(), among ranks 3, 2, 1, 0" in text
     world.timeout_s = 30.0
     world.subworld((1, 0, 2, 3)).barrier()
-    early = ("nothing", (), "") if world.rank == 3 else refusal(world.barrier)
+    assert is_last or refusal(world.barrier)[:2] == ("PeerLostError", (3,))
     world.close()
-    return different, seen, late, early
 
 
 def stay_away():
-    """Rank 2 announces itself and does not open the world, rank 3 comes when the others have given up."""
+    """Rank 2 announces itself and does not open the world, rank 3 comes when the others have given up.
+
+    Whoever opens it names both.
+    """
     rank = int(os.environ["RANK"])
+
+    def give_up():
+        assert refusal(lambda: connect(None, 4.0))[:2] == ("CollectiveTimeoutError", (2, 3))
+
     with arrive(None) if rank == 2 else contextlib.nullcontext():
-        said = refusal(lambda: connect(None, 4.0)) if rank < 2 else ("nothing", (), "")
+        if rank < 2:
+            give_up()
         dist.barrier()
-        return refusal(lambda: connect(None, 4.0)) if rank == 3 else said
+        if rank == 3:
+            give_up()
 
 
 def open_and_close(times, folder):
@@ -234,10 +256,19 @@ def left_behind(store, nbytes):
 
 
 def opening():
-    """What ranks are told when they open a context; rank 3, if there is one, divides them otherwise than possible."""
-    if int(os.environ["RANK"]) == 3:
+    """Rank 3 divides the ranks otherwise than possible: all refuse to open a context."""
+    if rank_3 := int(os.environ["RANK"]) == 3:
         os.environ["IRIS_NODES"] = "2x3"
-    return refusal(lambda: Iris("1MiB", device="cpu"))
+    kind, _, text = refusal(lambda: Iris("1MiB", device="cpu"))
+    assert kind == ("SettingsError" if rank_3 else "IrisError")
+    assert "'2x3' divides 6 ranks, but the world has 4" in text
+
+
+def opening_without_torch():
+    """Only ranks of torch.distributed are divided."""
+    kind, _, text = refusal(lambda: Iris("1MiB", device="cpu"))
+    assert kind == "UnsupportedError"
+    assert "torch.distributed.init_process_group()" in text
 
 
 # -- ranks that die ---------------------------------------------------------------------------------------------------

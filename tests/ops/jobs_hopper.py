@@ -93,23 +93,20 @@ def refused(device):
         )
         out, a, wide = make(64 * size, 64), make(64, 64), make(64, 128)
         floats = [make(rows, 64, dtype=torch.float32) for rows in (64 * size, 64, 64)]
-        tma = "UnsupportedError: .*TMA needs dense rows, or columns, of B"
+        tma, narrow = "UnsupportedError: .*TMA needs dense rows", make(1, 64).expand(64, 64)
+        of_blocks = {"a_scales": floats[1][:, :1], "b_scales": floats[1][:1, :1]}
+        of_blocks |= {"config": of("hopper_push", block_size_k=64)}
         wrong = unlike(
-            ("UnsupportedError: .*to 16-bit floats, not float32 to float32", lambda: gather(*floats)),
-            ("UnsupportedError: .*A must lie by rows, B by columns", lambda: gather(out, a.to(F8), a.to(F8))),
-            ("UnsupportedError: .*scales of blocks need block_size_k 128", lambda: gather(
-                out, a.to(F8), a.to(F8).t(), config=of("hopper_push", block_size_k=64),
-                a_scales=floats[1][:, :1], b_scales=floats[1][:1, :1])),
-            (tma, lambda: gather(out, a, wide[:, ::2])), (tma, lambda: gather(out, a, make(1, 64).expand(64, 64))),
+            ("UnsupportedError: .*float32 to float32", lambda: gather(*floats)),
+            ("UnsupportedError: .*B by columns", lambda: gather(out, a.to(F8), a.to(F8))),
+            ("UnsupportedError: .*block_size_k 128", lambda: gather(out, a.to(F8), a.to(F8).t(), **of_blocks)),
+            (tma, lambda: gather(out, a, wide[:, ::2])), (tma, lambda: gather(out, a, narrow)),
             (tma, lambda: gather(make(64 * size, 60), a, make(64, 60))),
-            ("UnsupportedError: .*a member's 24 rows must be a multiple of the 64 rows",
-             lambda: scatter(make(24, 64), make(24 * size, 64), a)),
-            ("UnsupportedError: .*it serves layout='torch' alone", lambda: scatter(a.clone(), a, a, layout="tiles")),
-            ("UnsupportedError: .*block_n 64, 128 or 256",
-             lambda: gather(out, a, a, config=of("hopper_push", block_size_n=32))),
-            ("UnsupportedError: .*it serves gather_dim=0 alone",
-             lambda: ops.all_gather_matmul(a.clone(), a, out, config=fetch)),
-            ("UnsupportedError: .*it has no use for num_fetch_sms", lambda: ops.all_gather_matmul(
+            ("UnsupportedError: .*24 rows", lambda: scatter(make(24, 64), make(24 * size, 64), a)),
+            ("UnsupportedError: .*layout='torch' alone", lambda: scatter(a.clone(), a, a, layout="tiles")),
+            ("UnsupportedError: .*block_n", lambda: gather(out, a, a, config=of("hopper_push", block_size_n=32))),
+            ("UnsupportedError: .*gather_dim=0", lambda: ops.all_gather_matmul(a.clone(), a, out, config=fetch)),
+            ("UnsupportedError: .*num_fetch_sms", lambda: ops.all_gather_matmul(
                 out, a, a, gather_dim=0, config=of("hopper_copy_engine_push", num_fetch_sms=1))),
         )  # fmt: skip
         ctx.barrier()

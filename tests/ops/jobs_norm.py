@@ -11,7 +11,6 @@ from jobs_common import environment, unlike
 
 from iris_core import Iris
 from iris_core.ccl import Config
-from iris_core.errors import IrisError
 from iris_core.nn import RMSNorm
 
 EPS = 1e-3
@@ -29,6 +28,7 @@ class Case:
     weight: str = ""
     place: str = "ordinary"
     programs: int = 0
+    eps: float = EPS
     op, jobs = "all_reduce_rms_norm", "jobs_norm"
 
 
@@ -59,11 +59,11 @@ class Tensors:
         self.weight.copy_(weight)
         self.out.copy_(torch.full(self.case.shape, UNTOUCHED).float())
         stream = (self.parts.sum(0) + self.before).double()
-        return stream, torch.nn.functional.rms_norm(stream, stream.shape[-1:], weight.double(), EPS)
+        return stream, torch.nn.functional.rms_norm(stream, stream.shape[-1:], weight.double(), self.case.eps)
 
     @property
     def given(self):
-        return self.out, self.residual, self.x, self.weight, EPS
+        return self.out, self.residual, self.x, self.weight, self.case.eps
 
 
 def tolerance(case):
@@ -106,7 +106,7 @@ run_cases = functools.partial(jobs_ccl.run_cases, packets=True, handles=True)
 
 
 def same_bits(device):
-    """Whether all algorithms have the same bits, on data that is no whole numbers; results on GPUs nearly so."""
+    """All algorithms have the same bits, on data that is no whole numbers; results on GPUs nearly so."""
     with emulation(), Iris("16MiB", device=device) as ctx:
         drawn = torch.Generator().manual_seed(3)
         parts, before = torch.randn(ctx.num_ranks, 9, 200, generator=drawn), torch.randn(9, 200, generator=drawn)
@@ -120,17 +120,18 @@ def same_bits(device):
         ctx.ccl.all_reduce(total, x)
         wanted = (total.float().cpu() + before.bfloat16().float()).bfloat16()
     one, *others, unfused = found
-    close = torch.allclose(one[1].float(), unfused[1].float(), rtol=2**-7, atol=1e-3)
+    assert torch.equal(one[0], wanted)
+    assert torch.equal(one[0], unfused[0])
+    assert torch.allclose(one[1].float(), unfused[1].float(), rtol=2**-7, atol=1e-3)
     # on GPUs a row's squares are added up in an order that depends on the number of warps
     equal = torch.equal if device == "cpu" else lambda a, b: torch.allclose(a.float(), b.float(), rtol=2**-7, atol=0)
-    same = [each for other in others for each in (torch.equal(one[0], other[0]), equal(one[1], other[1]))]
-    return [torch.equal(one[0], wanted), *same, close, torch.equal(one[0], unfused[0])]
+    assert all(torch.equal(one[0], other[0]) and equal(one[1], other[1]) for other in others)
 
 
 def layers(device):
-    """The largest relative deviations of a layer's results and gradients from those of torch in float64."""
+    """Results and gradients of a layer are near those of torch in float64, and the residual stays as it is."""
     with Iris("16MiB", device=device) as ctx:
-        drawn, worst = torch.Generator().manual_seed(5), {}
+        drawn = torch.Generator().manual_seed(5)
         parts = torch.randn(ctx.num_ranks, 3, 4, 48, generator=drawn)
         before, target, other = torch.randn(3, 3, 4, 48, generator=drawn)
         weight = torch.rand(48, generator=drawn) + 0.5
@@ -150,81 +151,51 @@ def layers(device):
             "gradient of the weight": (layer.weight.grad, wide[2].grad),
         }  # fmt: skip
         for name, (got, want) in pairs.items():
-            worst[name] = ((got.detach().cpu().double() - want).abs().max() / want.abs().max()).item()
-        kept = torch.equal(residual.detach().cpu(), before)
+            assert (got.detach().cpu().double() - want).abs().max() < 1e-5 * want.abs().max(), name
+        assert torch.equal(residual.detach().cpu(), before)
         with torch.no_grad():
-            kept = kept and not layer(x, residual)[0].requires_grad
+            assert not layer(x, residual)[0].requires_grad
+        assert repr(layer) == "RMSNorm(48, eps=0.001)"
         ctx.barrier()
-    return worst, kept, repr(layer)
 
 
 def measured(cache):
-    """What is wrong with a first call, which measures and so runs often, and why which algorithm serves, also later."""
-    said = []
-    for _ in range(2):  # the second context reads what the first one has written
+    """A first call, which measures and so runs often, leaves the residual as one call makes it, also later."""
+    for why in ("measured here as the fastest", f"measured as the fastest in {cache}"):  # what the first has written
         with environment(IRIS_TUNE="first", IRIS_CACHE_DIR=cache), Iris("16MiB", device="cpu") as ctx:
             tensors = Tensors(ctx, Case("", (5, 64), "float32"), ctx.cur_rank, ctx.num_ranks)
             wanted = tensors.fill(0)
             call(ctx, tensors.case, tensors)
-            said.append((verify(tensors.case, tensors, wanted), ctx.ops.explain(Case.op, *tensors.given).why))
+            assert verify(tensors.case, tensors, wanted) == []
+            assert ctx.ops.explain(Case.op, *tensors.given).why.startswith(why)
             ctx.barrier()
-    return said
 
 
 def refused():
-    """What is wrong with what is refused."""
+    """What no algorithm takes is refused, and leaves the residual as it is."""
     with Iris("16MiB", device="cpu") as ctx:
         x, residual, out, weight = torch.ones(3, 8), torch.ones(3, 8), torch.empty(3, 8), torch.ones(8)
         fp8, call = torch.empty(3, 8, dtype=torch.float8_e4m3fn), ctx.ops.all_reduce_rms_norm
         kept, one = residual.clone(), ctx.cur_rank
         wrong = unlike(
-            (r"LayoutError: .*the x, of shape \(3, 8\), must be contiguous",
-             lambda: call(out, residual, torch.ones(3, 16)[:, :8], weight)),
-            (r"ArgumentError: .*weight must be \(8,\), float32, contiguous, not \(3,\)",
-             lambda: call(out, residual, x, torch.ones(3))),
-            ("ArgumentError: .*residual must be .*float32, contiguous, not .*, float16",
-             lambda: call(out, residual.half(), x, weight)),
-            ("ArgumentError: .*output must be .*, float32 or float8_e4m3fn or .*, not .*, float16",
-             lambda: call(out.half(), residual, x, weight)),
+            ("LayoutError: .*contiguous", lambda: call(out, residual, torch.ones(3, 16)[:, :8], weight)),
+            (r"ArgumentError: .*weight must .*not \(3,\)", lambda: call(out, residual, x, torch.ones(3))),
+            ("ArgumentError: .*residual must be", lambda: call(out, residual.half(), x, weight)),
+            ("ArgumentError: .*output must be", lambda: call(out.half(), residual, x, weight)),
             ("ArgumentError: .*takes scales", lambda: call(fp8, residual, x, weight)),
             ("ArgumentError: .*takes scales", lambda: call(out, residual, x, weight, scales=torch.empty(3))),
-            (r"ArgumentError: .*scales must be \(3,\), float32, contiguous, not \(8,\), float32",
-             lambda: call(fp8, residual, x, weight, scales=torch.empty(8))),
-            ("ArgumentError: .*the output and x share memory", lambda: call(x, residual, x, weight)),
+            ("ArgumentError: .*scales must be", lambda: call(fp8, residual, x, weight, scales=torch.empty(8))),
+            ("ArgumentError: .*share memory", lambda: call(x, residual, x, weight)),
             ("ArgumentError: .*eps must be", lambda: call(out, residual, x, weight, -1.0)),
-            ("UnsupportedError: .*float64 is not normalised",
-             lambda: call(*(each.double() for each in (out, residual, x)), weight)),
+            ("UnsupportedError: .*float64", lambda: call(*(each.double() for each in (out, residual, x)), weight)),
             ("ArgumentError: .*gradient", lambda: call(out, residual.clone().requires_grad_(), x, weight)),
             ("RankMismatchError: .*eps", lambda: call(out, residual, x, weight, eps=1e-3 if one else 1e-5)),
-            ("UnsupportedError: .*no use for num_stages",
+            ("UnsupportedError: .*num_stages",
              lambda: call(out, residual, x, weight, config=Config(algorithm="one_shot", num_stages=2))),
-            ("ArgumentError: .*there is no algorithm 'none'",
-             lambda: call(out, residual, x, weight, config=Config(algorithm="none"))),
+            ("ArgumentError: .*'none'", lambda: call(out, residual, x, weight, config=Config(algorithm="none"))),
             ("RankMismatchError: .*rows", lambda: call(*(each[one:] for each in (out, residual, x)), weight)),
-            ("ArgumentError: .*neither async_op",
-             lambda: ctx.ops.bind(Case.op, out, residual, x, weight, async_op=True)),
+            ("ArgumentError: .*async_op", lambda: ctx.ops.bind(Case.op, out, residual, x, weight, async_op=True)),
             ("", lambda: call(*(each[:0] for each in (out, residual, x)), weight)),
         )  # fmt: skip
+    assert wrong == []
     assert torch.equal(kept, residual)
-    return wrong
-
-
-def called_differently(algorithm):
-    """What ranks hear that call with another eps, both of which they know; at the latest two calls later."""
-    with emulation(), Iris("16MiB", device="cpu") as ctx:
-        out, residual, x, weight = torch.empty(3, 8), torch.ones(3, 8), torch.ones(3, 8), torch.ones(8)
-
-        def call(eps):
-            ctx.ops.all_reduce_rms_norm(out, residual, x, weight, eps, config=Config(algorithm=algorithm))
-
-        both = 1e-3, 1e-5
-        for eps in (*both, *both):
-            call(eps)
-        call(both[ctx.cur_rank])
-        for _ in range(2):
-            ctx.broadcast(0)  # unlike a barrier, it looks at no reports
-            try:
-                call(1e-3)
-            except IrisError as error:
-                return type(error).__name__, str(error)
-    return "nothing", ""

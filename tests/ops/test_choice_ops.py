@@ -23,6 +23,7 @@ from iris_triton.rocm_iris.configs import FusedConfig as ScriptsConfig
 
 CPU = DeviceTarget(DeviceType.CPU)
 H200 = DeviceTarget(DeviceType.CUDA, 0, "sm_90")
+AMD = DeviceTarget(DeviceType.HIP, 0, "gfx942", 64)
 REQUEST = FusedRequest(
     op="matmul_reduce_scatter", m=8192, n=8192, k=3584, dtype="bfloat16", out_dtype="bfloat16", nbytes=8192 * 8192 * 2,
     rank=0, members=tuple(range(8)), target=H200, a_stride=(3584, 1), b_stride=(8192, 1), out_stride=(8192, 1),
@@ -153,10 +154,7 @@ def test_algorithms_say_what_they_cannot():
     for request, text in (
         (replace(REQUEST, members=(3,)), "a single rank"),
         (replace(REQUEST, dtype="float8_e4m3fnuz"), "sm_90 does not know float8_e4m3fnuz; these do: gfx942"),
-        (
-            replace(REQUEST, dtype="float8_e5m2", target=DeviceTarget(DeviceType.HIP, 0, "gfx942", 64)),
-            "gfx942 does not",
-        ),
+        (replace(REQUEST, dtype="float8_e5m2", target=AMD), "gfx942 does not"),
         (replace(REQUEST, options={**REQUEST.options, "config": {"num_fetch_sms": 3}}), "no use for num_fetch_sms"),
         (replace(REQUEST, options={**REQUEST.options, "config": {"num_warps": 3}}), "no power of two"),
     ):
@@ -176,8 +174,7 @@ def test_tiles_of_a_launch():
     assert (mine.constants["EVEN_K"], mine.options) == (False, {"num_warps": 4})
     faster = replace(REQUEST, dtype="float32", options={**REQUEST.options, "tf32": True})
     assert tiling(faster, 1024, 64).constants["PRECISION"] == "tf32"
-    amd = DeviceTarget(DeviceType.HIP, 0, "gfx942", 64)
-    assert tiling(replace(faster, target=amd), 1024, 64).constants["PRECISION"] == "ieee"
+    assert tiling(replace(faster, target=AMD), 1024, 64).constants["PRECISION"] == "ieee"
     tiles = tiling(replace(REQUEST, options={**REQUEST.options, "layout": "tiles"}), 8192, 3584)
     assert (tiles.block_m, tiles.block_n, tiles.constants["GROUP"]) == (256, 64, 1)
     assert tiling(replace(REQUEST, target=CPU, n=5), 3, 200).tiles(3, 5) == (1, 1)
@@ -265,16 +262,9 @@ def test_calls_that_take_the_host_longer_than_the_device(tmp_path):
     offered = [each for _ in range(2) for each in operations() if each.name == "fetch"]
     offered[0].name = "host_bound"
     points = ((512, 7168, 4096), {"host_bound": 50, "fetch": 60}), (LARGE, {"host_bound": 600, "fetch": 700})
+    how, host = {"op": "all_gather_matmul", "gather_dim": 0, "config": {}}, {"host_bound": 3e-4, "fetch": 1e-5}
     rows = [
-        measured(
-            op="all_gather_matmul",
-            gather_dim=0,
-            size=size,
-            algorithm=name,
-            seconds=us * 1e-6,
-            config={},
-            host_seconds=3e-4 if name == "host_bound" else 1e-5,
-        )
+        measured(size=size, algorithm=name, seconds=us * 1e-6, host_seconds=host[name], **how)
         for size, times in points
         for name, us in times.items()
     ]

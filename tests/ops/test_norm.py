@@ -58,29 +58,17 @@ def test_ranks_that_are_late(pool, tmp_path, num_ranks, algorithm):
 
 
 @pytest.mark.parametrize("num_ranks", [2])
-def test_algorithms_have_the_same_bits(pool, device, num_ranks):
-    assert pool.run(jobs.same_bits, num_ranks, device) == [[True] * 9] * num_ranks
+@pytest.mark.parametrize("job", [jobs.same_bits, jobs.layers])
+def test_bits_of_algorithms_and_gradients_of_layers(pool, device, num_ranks, job):
+    assert pool.run(job, num_ranks, device) == [None] * num_ranks
 
 
 def test_first_calls_measure(pool, tmp_path):
-    """They leave the residual as one call makes it."""
-    for (wrong, here), (later, again) in pool.run(jobs.measured, 2, str(tmp_path)):
-        assert wrong == later == []
-        assert here == "measured here as the fastest"
-        assert again.startswith(f"measured as the fastest in {tmp_path}")
-
-
-@pytest.mark.parametrize("num_ranks", [2])
-def test_layers(pool, device, num_ranks):
-    for worst, kept, text in pool.run(jobs.layers, num_ranks, device):
-        assert {name: error for name, error in worst.items() if not error < 1e-5} == {}
-        assert len(worst) == 5
-        assert kept
-        assert text == "RMSNorm(48, eps=0.001)"
+    assert pool.run(jobs.measured, 2, str(tmp_path)) == [None] * 2
 
 
 def test_what_is_refused(pool):
-    assert pool.run(jobs.refused, 2) == [[]] * 2
+    assert pool.run(jobs.refused, 2) == [None] * 2
 
 
 @pytest.mark.parametrize("warps", [None, 1, 4, 16, 32])
@@ -93,17 +81,8 @@ def test_each_thread_has_packets_of_its_own(warps):
         assert warps in (None, given)
 
 
-@pytest.mark.parametrize("algorithm", [*KERNELS, *PACKETS])
-def test_calls_that_differ(pool, algorithm):
-    for kind, text in pool.run(jobs.called_differently, 2, algorithm):
-        assert kind == "DeviceError"
-        assert "all_reduce_rms_norm" in text
-
-
 @pytest.mark.multigpu
 @pytest.mark.parametrize("algorithm", [*KERNELS, *PACKETS])
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_graphs(pool, num_ranks, algorithm):
-    for said, wrong in pool.run(captured, num_ranks, "cuda", [Case(algorithm, (12, 512))], 200):
-        assert len(said) == 1
-        assert wrong == []
+    assert pool.run(captured, num_ranks, "cuda", [Case(algorithm, (12, 512))], 200) == [[]] * num_ranks

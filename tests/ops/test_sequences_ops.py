@@ -14,7 +14,6 @@ from rank_counts import rank_counts
 
 from iris_core import Iris
 from iris_core.ccl import Config
-from iris_core.errors import UnsupportedError
 from iris_core.ops import FusedConfig, FusedWorkspace
 
 ENGINES = {
@@ -94,23 +93,16 @@ def without_room(device, deterministic):
 
     In a `deterministic` context, what needs less has other bits.
     """
-    said = []
     with Iris("1MiB", device=device, deterministic=deterministic) as ctx:
-        size = ctx.num_ranks
         a, b = torch.ones(1024, 8, device=ctx.device), torch.ones(8, 4096, device=ctx.device)
         out = torch.zeros(1024, 4096, device=ctx.device)
-        for _ in range(2):
-            try:
-                ctx.ops.matmul_all_reduce(
-                    out, a, b, config=None if deterministic else FusedConfig(algorithm="two_shot")
-                )
-            except UnsupportedError as error:
-                said.append(str(error))
+        config = None if deterministic else FusedConfig(algorithm="two_shot")
+        call = functools.partial(ctx.ops.matmul_all_reduce, out, a, b)
+        assert unlike(*[("UnsupportedError: .*no room for them", lambda: call(config=config))] * 2) == []
         if not deterministic:
-            ctx.ops.matmul_all_reduce(out, a, b)
-        said.append(out.unique().tolist() == [8.0 * size])
+            call()
+        assert out.unique().tolist() == [8.0 * ctx.num_ranks * (not deterministic)]
         ctx.barrier()
-    return said
 
 
 def refused(device):
@@ -138,45 +130,43 @@ def refused(device):
         reduce(a, b, ctx.zeros(6))
         scaled(a_scales=rows, b_scales=columns)
         wrong = unlike(
-            (r"ArgumentError: matmul_all_reduce: .* the output must be \(12, 6\)", lambda: total(out[:5], a, b)),
+            (r"ArgumentError: matmul_all_reduce: .*\(12, 6\)", lambda: total(out[:5], a, b)),
             ("ArgumentError: .*as many columns as B has rows", lambda: reduce(a[:, :3], b)),
             ("ArgumentError: .*A must be a matrix", lambda: reduce(a[0], b)),
             ("ArgumentError: .*inner dimension is 0", lambda: reduce(a[:, :0], b[:0])),
             ("ArgumentError: .*A has dtype float32, B float16", lambda: reduce(a, b.half())),
             ("ArgumentError: .*the output has dtype float16", lambda: total(out.half(), a, b)),
-            ("UnsupportedError: .*int32 are not multiplied", lambda: total(*(x.int() for x in (out, a, b)))),
+            ("UnsupportedError: .*int32", lambda: total(*(x.int() for x in (out, a, b)))),
             ("DeviceError", lambda: reduce(a, torch.zeros(4, 6, device="meta"))),
             ("TypeError: .*B must be a torch tensor", lambda: reduce(a, [[1.0]])),
-            (r"ArgumentError: .*must be \(6,\), \(1, 6\) or \(12, 1\)", lambda: reduce(a, b, ctx.zeros(5))),
+            (r"ArgumentError: .*\(6,\), \(1, 6\) or \(12, 1\)", lambda: reduce(a, b, ctx.zeros(5))),
             (r"ArgumentError: .*bias\[:, None\]", lambda: reduce(a, b, ctx.zeros(6 * size))),
             ("ArgumentError: .*the bias has dtype float16", lambda: reduce(a, b, halves.to(ctx.device))),
             ("ArgumentError: .*the output and A share memory", lambda: reduce(out[:, :4], b)),
             ("ArgumentError: .*share memory", lambda: total(out[:1].expand(6 * size, 6), a, b)),
-            ("ArgumentError: .*iris_core.nn or torch.no_grad", lambda: reduce(a, grad)),
+            ("ArgumentError: .*torch.no_grad", lambda: reduce(a, grad)),
             ("TypeError: .*FusedConfig", lambda: reduce(a, b, config=Config())),
             ("TypeError: .*FusedWorkspace", lambda: reduce(a, b, workspace={})),
-            ("ArgumentError: .*there is no algorithm 'magic'", lambda: reduce(a, b, config=of(algorithm="magic"))),
-            ("UnsupportedError: .*no use for num_fetch_sms", lambda: reduce(a, b, config=two_shot(num_fetch_sms=8))),
+            ("ArgumentError: .*'magic'", lambda: reduce(a, b, config=of(algorithm="magic"))),
+            ("UnsupportedError: .*num_fetch_sms", lambda: reduce(a, b, config=two_shot(num_fetch_sms=8))),
             ("UnsupportedError: .*block_size_m is 48", lambda: reduce(a, b, config=two_shot(block_size_m=48))),
             ("ArgumentError: .*must divide the 11 rows", lambda: scatter(a[:-1], b)),
             (r"ArgumentError: .*must be \(6, 6\)", lambda: ops.matmul_reduce_scatter(out, a, b)),
-            ('ArgumentError: .*with layout="tiles" the output must be', lambda: scatter(a, b, layout="tiles")),
-            ("ArgumentError: .*layout must be one of torch, tiles", lambda: scatter(a, b, layout="columns")),
+            ('ArgumentError: .*layout="tiles" the output must be', lambda: scatter(a, b, layout="tiles")),
+            ("ArgumentError: .*one of torch, tiles", lambda: scatter(a, b, layout="columns")),
             ("ArgumentError: .*they fit gather_dim=0", before),
             ("ArgumentError: .*gather_dim must be 0", lambda: before(gather_dim=2)),
-            (".*num_sms must be the larger number",
-             lambda: before(gather_dim=0, config=of(algorithm="fetch", num_sms=2, num_fetch_sms=2))),
+            (".*num_sms", lambda: before(gather_dim=0, config=of(algorithm="fetch", num_sms=2, num_fetch_sms=2))),
             (".*'matmul' is no operation", lambda: ops.explain("matmul", out, a, b)),
             ("ArgumentError: .*b_scales are missing", of_rows),
-            ("TypeError: .*the a_scales must be a torch tensor", lambda: scaled(a_scales=1.0, b_scales=columns)),
-            ("ArgumentError: .*b_scales must be float32, not float16", lambda: of_rows(b_scales=columns.half())),
-            (r"ArgumentError: .*of rows they must be \(12,\) or \(12, 1\), .* of blocks of 128 \(12, 1\) and \(1, 1\)",
-             lambda: scaled(a_scales=rows[:5], b_scales=columns)),
+            ("TypeError: .*a_scales", lambda: scaled(a_scales=1.0, b_scales=columns)),
+            ("ArgumentError: .*b_scales must be float32", lambda: of_rows(b_scales=columns.half())),
+            (r"ArgumentError: .*\(12, 1\), .* \(1, 1\)", lambda: scaled(a_scales=rows[:5], b_scales=columns)),
             ("DeviceError: .*b_scales", lambda: of_rows(b_scales=columns.to("meta"))),
-            ("ArgumentError: .*scales belong to 8-bit floats", lambda: reduce(a, b, a_scales=rows, b_scales=columns)),
-            ("UnsupportedError: .*gather rows, with gather_dim=0",
+            ("ArgumentError: .*8-bit floats", lambda: reduce(a, b, a_scales=rows, b_scales=columns)),
+            ("UnsupportedError: .*gather_dim=0",
              lambda: gather(a[:, :2].to(f8), b.to(f8), a_scales=rows, b_scales=columns)),
-            ("UnsupportedError: .*block_size_k is 256, and scales are of blocks of 128",
+            ("UnsupportedError: .*block_size_k is 256",
              lambda: of_blocks(b_scales=ctx.ones(1, 1), config=two_shot(block_size_k=256))),
             # the same kinds of calls, which are known now
             ("ArgumentError: .*the output and A share memory",
@@ -184,8 +174,7 @@ def refused(device):
             (".*lazily negated", lambda: total(column, negated, b[:, :4])),
             ("ArgumentError: .*the output and B share memory", lambda: reduce(a, out[:4])),
             ("ArgumentError: .*the output and bias share memory", lambda: reduce(a, b, out[0])),
-            ("ArgumentError: .*the output and a_scales share memory",
-             lambda: scaled(a_scales=out.view(-1)[: 6 * size], b_scales=columns)),
+            ("ArgumentError: .*the output and a_scales", lambda: scaled(a_scales=out.view(-1)[:12], b_scales=columns)),
             ("UnsupportedError: .*no device multiplies", lambda: reduce(a.to(f8), b.to(f8z))),
         )  # fmt: skip
         scatter(a, b)
@@ -222,10 +211,7 @@ def test_workspaces(pool, num_ranks, device):
 @pytest.mark.parametrize("num_ranks", [2])
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_without_room(pool, num_ranks, device, deterministic):
-    for *said, right in pool.run(without_room, num_ranks, device, deterministic):
-        assert len(said) == 2
-        assert all("no room for them" in text for text in said)
-        assert right != deterministic
+    assert pool.run(without_room, num_ranks, device, deterministic) == [None] * num_ranks
 
 
 @pytest.mark.parametrize("num_ranks", [2])
@@ -247,6 +233,5 @@ def test_replays_with_changing_data(pool, num_ranks):
         for dim in (dims(op)[:1] if algorithm in ENGINES.get(op, ()) else dims(op))
         for place in ("heap", "ordinary")
     ]
-    for said, wrong in pool.run(captured, num_ranks, "cuda", cases, 50, "", 10, "triton", timeout_s=500.0):
-        assert len(said) == 1
-        assert wrong == []
+    found = pool.run(captured, num_ranks, "cuda", cases, 50, "", 10, "triton", timeout_s=500.0)
+    assert found == [[]] * num_ranks

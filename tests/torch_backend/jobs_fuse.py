@@ -6,7 +6,7 @@ import itertools
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from jobs_common import said_by
+from jobs_common import unlike
 from jobs_examples import EXAMPLES, load
 from jobs_torch_backend import IS_211, start, whole
 from torch.distributed.device_mesh import init_device_mesh
@@ -273,13 +273,14 @@ def reduce_overhead():
 
 
 def refusals():
-    """What compiled functions say that call where torch would have to record, or with a config of their own.
+    """What is wrong with what compiled functions say that call where torch would have to record, or with a config.
 
-    And those that must be one graph, where a call cannot be in one; and what an asynchronous call gives beside graphs.
+    And those that must be one graph, where a call cannot be in one.  An asynchronous call works beside graphs.
     """
+    words = "writes into its output, which has no gradient; use torch.ops.iris"
     with Iris("1MiB", device="cpu") as ctx:
         x, y, w = torch.ones(4, requires_grad=True), torch.zeros(4), torch.ones(4, 4, requires_grad=True)
-        group = library.name_of(ctx)
+        group, product = library.name_of(ctx), ctx.zeros(4, 4)
 
         def recorded(x):
             ctx.ccl.all_reduce(y, 2 * x)
@@ -289,22 +290,24 @@ def refusals():
             ctx.ccl.all_reduce(y, 2 * x.detach(), config=Config(algorithm="two_shot"))
             return y.sum()
 
-        whole = {
-            "recorded": recorded, "recorded product": lambda x: ctx.ops.matmul_all_reduce(w.detach().clone(), w, w),
-            "asynchronous": lambda x: ctx.ccl.all_reduce(y, y, async_op=True),
-            "without output": lambda x: ctx.ccl.send(y, 1 - ctx.cur_rank),
-            "maximum": lambda x: torch.ops.iris.all_reduce(x, "max", group),
-        }  # fmt: skip
-        said = [said_by(torch.compile(step, backend="aot_eager"), x) for step in (recorded, configured)]
-        product = ctx.zeros(4, 4)
-
         def beside(x):
             ctx.ops.matmul_all_reduce(product, x.outer(x), x.outer(x), async_op=True).wait()
             return product + x
 
+        def compiled(step, fullgraph=True):
+            return lambda: torch.compile(step, backend="aot_eager", fullgraph=fullgraph)(x)
+
+        wrong = unlike(
+            (f"ArgumentError: all_reduce: {words}", compiled(recorded, False)),
+            (".*all_reduce: make the config outside of the code", compiled(configured, False)),
+            (f".*all_reduce: {words}", compiled(recorded)),
+            (f".*matmul_all_reduce: {words}",
+             compiled(lambda x: ctx.ops.matmul_all_reduce(w.detach().clone(), w, w))),
+            (".*all_reduce: in a graph it needs", compiled(lambda x: ctx.ccl.all_reduce(y, y, async_op=True))),
+            (".*send: in a graph it needs an output", compiled(lambda x: ctx.ccl.send(y, 1 - ctx.cur_rank))),
+            (".*sums and averages have gradients, not 'max'",
+             compiled(lambda x: torch.ops.iris.all_reduce(x, "max", group))),
+        )  # fmt: skip
         total = torch.compile(beside, backend="aot_eager")(x.detach() + 1).sum().item()
-        return (
-            said,
-            total,
-            {name: said_by(torch.compile(f, backend="aot_eager", fullgraph=True), x) for name, f in whole.items()},
-        )
+        assert total == 16 * (2 * 4 * 16 + 2)  # each of 2 ranks adds 4 products of 4 and 4
+    return wrong

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from jobs_common import said_by
-from jobs_torch_backend import IS_211, flat, start, trained, whole
+from jobs_torch_backend import IS_211, collectives, flat, start, trained, whole
 from torch._C import _distributed_c10d as c10d
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -259,30 +259,20 @@ def events(store, profiler):
     rank, size = start(store)
     gloo = dist.new_group(backend="gloo")
     dist.barrier()  # opens the context
-    root = size - 1
-    at_root = rank == root
+    at_root = rank == size - 1
 
     def calls(group, is_async):
-        def parts():
-            return [torch.ones(2, 3) for _ in range(size)]
-
-        how = {"group": group, "async_op": is_async}
-        yield dist.all_reduce(torch.ones(3, 4), **how)
-        yield dist.broadcast(torch.ones(5), root, **how)
-        yield dist.reduce(torch.ones(6), root, **how)
-        yield dist.all_gather(parts(), torch.ones(2, 3), **how)
-        yield dist.all_gather_into_tensor(torch.ones(2 * size, 3), torch.ones(2, 3), **how)
-        yield dist.gather(torch.ones(2, 3), parts() if at_root else None, root, **how)
-        yield dist.scatter(torch.ones(2, 3), parts() if at_root else None, root, **how)
-        yield dist.all_to_all_single(torch.ones(size, 2), torch.ones(size, 2), **how)
-        yield dist.barrier(**how)
+        for name, (call, make, _) in collectives(list(range(size)), "cpu").items():
+            if name not in ("reduce_scatter", "reduce_scatter_tensor", "all_to_all"):  # gloo makes them of others
+                yield call(*make((2, 3), torch.float32), group=group, async_op=is_async)
+        yield dist.barrier(group=group, async_op=is_async)
 
     found = {}
     for is_async in (False, True):
         for kind, group in (("iris", dist.group.WORLD), ("gloo", gloo)):
             with profiler(record_shapes=True) as profile:
                 for work in calls(group, is_async):
-                    if is_async:
+                    if work is not None:
                         work.wait()
             listed = profile.events() if isinstance(profile, torch.profiler.profile) else profile.function_events
             found[kind, is_async] = [

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from jobs_torch_backend import start, whole
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_localSGD_hook, powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard
@@ -53,15 +53,10 @@ def by_hook(name):
 
     def program(backend, group, device):
         hooks = {
-            "allreduce": (group, default_hooks.allreduce_hook),
             "fp16": (group, default_hooks.fp16_compress_hook),
             "powerSGD": (
                 powerSGD_hook.PowerSGDState(group, matrix_approximation_rank=2, start_powerSGD_iter=2),
                 powerSGD_hook.powerSGD_hook,
-            ),
-            "post-local SGD": (
-                post_localSGD_hook.PostLocalSGDState(group, group, start_localSGD_iter=2),
-                post_localSGD_hook.post_localSGD_hook,
             ),
         }
         net = nn.parallel.DistributedDataParallel(block(device), process_group=group)
@@ -128,7 +123,7 @@ def by_ring(rotation):
 
 
 PROGRAMS = {
-    **{f"DDP, {name}": by_hook(name) for name in ("allreduce", "fp16", "powerSGD", "post-local SGD")},
+    **{f"DDP, {name}": by_hook(name) for name in ("fp16", "powerSGD")},
     "sequence parallel": by_sequence,
     **{f"transformer, {name}": transformer(name) for name in ("DDP", "FSDP2", "tensor parallel")},
     "ring attention, all_to_all": by_ring("alltoall"),

@@ -60,7 +60,7 @@ def test_every_collective_is_as_the_peers(on_ranks, device, num_ranks, nodes):
 
 @pytest.mark.parametrize(("job", "num_ranks", "args", "answer"), [
     (jobs.gradients, 2, (), {}), (jobs.promising_bits, 3, (), None), (jobs.fsdp_on_the_heap, 3, (), None),
-    (groups.memory_of_the_group, 4, (), None),
+    (jobs.calls, 3, (), None), (groups.memory_of_the_group, 4, (), None),
     (groups.groups_of_all_kinds, 4, (False,), []), (groups.groups_of_all_kinds, 4, (True,), []),
     pytest.param(groups.beside_another_backend, 3, (), None, marks=MIXED),
     (groups.what_a_group_refuses, 3, (), None), *((groups.refused_by_all, 3, (each,), {}) for each in (False, True)),
@@ -73,10 +73,6 @@ def test_every_collective_is_as_the_peers(on_ranks, device, num_ranks, nodes):
 def test_every_rank_says(on_ranks, job, num_ranks, args, answer):
     """What the job's docstring says."""
     assert on_ranks(job, num_ranks, *args) == [answer] * num_ranks
-
-
-def test_calls_of_all_kinds(on_ranks):
-    assert all("gloo" in text for text in on_ranks(jobs.calls, 3))
 
 
 @pytest.mark.parametrize("number", range(4))
@@ -137,11 +133,10 @@ def test_every_method(pool, num_ranks, max_nbytes):
 
 PROGRAMS = jobs_programs.PROGRAMS
 TRANSFORMERS = [each for each in PROGRAMS if "transformer" in each]
-SELDOM = [*TRANSFORMERS, "DDP, allreduce", "DDP, post-local SGD"]
 
 
 @pytest.mark.parametrize(("device", "num_ranks", "name"), [
-    *(pytest.param("cpu", 2, each, marks=[pytest.mark.exhaustive] * (each in SELDOM)) for each in PROGRAMS),
+    *(pytest.param("cpu", 2, each, marks=[pytest.mark.exhaustive] * (each in TRANSFORMERS)) for each in PROGRAMS),
     *(pytest.param("cuda", 2, each, marks=apart(2)) for each in PROGRAMS if "ring" not in each),
     *(pytest.param("cuda", 4, each, marks=apart(4)) for each in TRANSFORMERS),
 ])  # fmt: skip
@@ -155,16 +150,7 @@ def test_programs_run_unchanged(on_ranks, device, num_ranks, name):
 # -- torch.compile ----------------------------------------------------------------------------------------------------
 def test_calls_of_contexts_are_in_one_graph_or_refused(ranks):
     assert ranks.run(jobs_fuse.in_one_graph, 3) == [[[True] * 6, [True]] * 4] * 3
-    words = "writes into its output, which has no gradient; use torch.ops.iris"
-    for (recorded, configured), total, whole in ranks.run(jobs_fuse.refusals, 2):
-        assert total == 16 * (2 * 4 * 16 + 2)  # each of 2 ranks adds 4 products of 4 and 4
-        assert recorded.startswith(f"ArgumentError: all_reduce: {words}")
-        assert "all_reduce: make the config outside of the code that torch.compile compiles" in configured
-        assert f"all_reduce: {words}" in whole["recorded"]
-        assert f"matmul_all_reduce: {words}" in whole["recorded product"]
-        assert "all_reduce: in a graph it needs an output, and no async_op" in whole["asynchronous"]
-        assert "send: in a graph it needs an output, and no async_op" in whole["without output"]
-        assert "all_reduce: sums and averages have gradients, not 'max': detach the input" in whole["maximum"]
+    assert ranks.run(jobs_fuse.refusals, 2) == [[]] * 2
 
 
 @apart(2)
