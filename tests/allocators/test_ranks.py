@@ -1,6 +1,88 @@
 """Heaps of ranks that are processes: "vmem" on the pretended driver, with descriptors that are sent."""
 
-from .jobs import short_of_descriptors
+import gc
+import os
+import resource
+
+import torch
+
+from iris_core.errors import IrisError
+from iris_core.heap.heap import SymmetricHeap
+from iris_core.testing.conformance import oracle
+from iris_core.world import connect
+
+from .cluster import make
+from .fake_driver import GRANULE, Expandable, FakeVmm
+
+U8 = torch.uint8
+
+
+def short_of_descriptors(rooms):
+    """Rank 1 may open only so many more files while the heap grows; then it shrinks, and a tensor is imported.
+
+    Returns the error of each attempt to grow, what is seen at the stages, and what drivers count at the end.
+
+    The pretended driver takes a descriptor for every piece of memory, so with more and more room the failure moves from
+    the own memory over its export and the sockets to what peers send and its import.
+    """
+    world, driver = connect(None, 60.0), FakeVmm()
+    rank = world.rank
+    heap = SymmetricHeap(make(64 * GRANULE, rank, world.world_size, driver), world)
+    heap.open()
+
+    def ends(tensor):
+        """The first and the last byte of every rank's copy of a tensor."""
+        heap.barrier_agreement()
+        starts = [base + heap.offset_of(tensor) for base in heap.heap_bases]
+        read = [(oracle.read_bytes(at, 1) + oracle.read_bytes(at + tensor.nbytes - 1, 1)).hex() for at in starts]
+        heap.barrier_agreement()
+        return read
+
+    kept = heap.allocate(GRANULE, U8).fill_(1 + rank)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    gc.collect()  # what an earlier test has left
+    highest, plugs = max(int(name) for name in os.listdir("/proc/self/fd")), [os.dup(1)]
+    while plugs[-1] <= highest:  # free numbers below the highest would be more room than is meant
+        plugs.append(os.dup(1))
+    before, counts = oracle.open_descriptors(), driver.counts()
+    errors = []
+    for room in rooms:
+        if rank == 1:
+            highest = max(int(name) for name in os.listdir("/proc/self/fd"))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (highest + room, hard))
+        try:
+            more = heap.allocate(6 * GRANULE, U8)
+            errors.append(None)
+            break
+        except IrisError as e:
+            errors.append((type(e).__name__, str(e)))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        left = oracle.open_descriptors() - before  # what an earlier test has left may go at any time
+        assert (left, driver.counts()) == (set(), counts), room
+    for plug in plugs:
+        os.close(plug)
+    seen = [ends(kept)]
+    right = (rank + 1) % world.world_size  # a peer writes, the owner sees it
+    oracle.write_bytes(heap.heap_bases[right] + heap.offset_of(more), bytes([64 + rank]))
+    heap.barrier_agreement()
+    seen.append(more[0].item())
+    heap.free(more)
+    for _ in range(2):
+        heap.barrier_agreement()
+    seen.append((driver.used // GRANULE, driver.counts()[1]))
+    external = Expandable(driver, 2 * GRANULE, GRANULE)
+    source = external.tensor(GRANULE, (GRANULE // 4,)).view(U8)
+    shared = heap.as_symmetric(source)
+    source.fill_(48 + rank)
+    seen.append(ends(shared))
+    del kept, more, shared, source
+    world.barrier()
+    heap.close()
+    gc.collect()
+    world.close()
+    external.close()
+    return errors, seen, (driver.counts(), [name for name in oracle.open_descriptors() if "fake-vmm" in name])
 
 
 def test_a_rank_without_descriptors_is_the_same_error_everywhere_at_every_step(pool):
