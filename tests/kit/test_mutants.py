@@ -53,7 +53,7 @@ def entry_points():
 
 @pytest.fixture
 def reports(request, tmp_path):
-    """Returns a function: the outcome by plugin and test, of the suite of a part."""
+    """Returns a function (names of plugins): the outcome by plugin and test."""
     site = tmp_path / "site"
     install_distribution(site, "iris-kit-mutants", entry_points=entry_points())
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
@@ -62,10 +62,9 @@ def reports(request, tmp_path):
     if request.config.getoption("exhaustive"):
         environment["KIT_MUTANTS_RUN_ALL"] = "1"
 
-    def run(part, names):
+    def run(names):
         report = tmp_path / "report.xml"
-        suite = HERE / f"suite_{part.split()[0]}.py"
-        classes = [f"{suite}::Test_{name}" for name in sorted(names)]
+        classes = [f"{HERE / 'suites.py'}::Test_{name}" for name in sorted(names)]
         # native: pytest's own tracebacks parse the suites' sources again for each failure, and most tests fail here
         options = ["-q", f"--junitxml={report}", "-c", tmp_path / "pytest.ini", "--tb=native"]
         arguments = [*options, "-p", "no:cacheprovider", "-p", "no:logging", *classes]
@@ -100,7 +99,7 @@ def test_every_mutant_is_noticed(reports, some, part):
     """By the tests that are about its mistake; others pass, or the failures would not be about it."""
     every, rights = PARTS[part]
     mutants = {name: every[name] for name in some(sorted(every), 2)}
-    found = reports(part, rights.union(mutants))
+    found = reports(rights.union(mutants))
     assert found.keys() - {f"{mutant} says" for mutant in DEVICE} == rights.union(mutants)
     for right in rights:
         assert with_outcome(found[right], "failed") == set(), right

@@ -41,7 +41,6 @@ _TIER = pytest.StashKey[int]()
 _COLLECTED = pytest.StashKey[collections.Counter]()
 _OUTCOMES = ("passed", "failed", "skipped")
 _ADDED_UP = (*_OUTCOMES, "seconds", "failures")
-_NUM_SLOWEST = 5
 
 
 # -- which tests belong to which tier ---------------------------------------------------------------------------------
@@ -155,10 +154,6 @@ class _Test:
     seconds: float = 0.0
 
 
-def _slowest(seconds):
-    return dict(sorted(seconds.items(), key=lambda each: -each[1])[:_NUM_SLOWEST])
-
-
 def _as_json(gpus, tests, collected):
     """Return a tier of a report; `tests` are those of this run, by name."""
     counts = collections.Counter(test.outcome for test in tests.values())
@@ -169,7 +164,6 @@ def _as_json(gpus, tests, collected):
         "seconds": round(sum(test.seconds for test in tests.values()), 1),
         "failures": [name for name, test in tests.items() if test.outcome == "failed"],
         "skip_reasons": dict(collections.Counter(t.reason for t in tests.values() if t.outcome == "skipped")),
-        "slowest": _slowest({name: round(test.seconds, 1) for name, test in tests.items()}),
     }
 
 
@@ -178,7 +172,7 @@ def _added(part, whole):
     both = {key: whole[key] + part[key] for key in _ADDED_UP}
     skips = collections.Counter(whole["skip_reasons"]) + collections.Counter(part["skip_reasons"])
     both |= {"collected": max(whole["collected"], part["collected"]), "seconds": round(both["seconds"], 1)}
-    return part | both | {"skip_reasons": dict(skips), "slowest": _slowest(whole["slowest"] | part["slowest"])}
+    return part | both | {"skip_reasons": dict(skips)}
 
 
 class _Run:
