@@ -65,7 +65,6 @@ class FakeGPU:
         assert self.capturing is None
 
     def context(self, num_ranks):
-        """Something that looks like an open context on this GPU."""
         return SimpleNamespace(
             device="cuda:0", num_ranks=num_ranks, num_nodes=self.num_nodes,
             ccl=SimpleNamespace(barrier=lambda: self.log.append("align between nodes")), scope=contextlib.nullcontext,

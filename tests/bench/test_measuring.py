@@ -22,13 +22,10 @@ def nothing():
 
 
 def only(call=nothing, check=None, **more):
-    """A benchmark with one provider."""
     return lambda state, ctx: state.provider("a", call, check=check, **more)
 
 
 def raises(error):
-    """A check that raises."""
-
     def check():
         raise error
 

@@ -151,12 +151,10 @@ def test_wrong_sums_and_gradients_are_noticed(monkeypatch):
 
 # -- the soak: a few turns of each part, and that it sees what grows --------------------------------------------------
 def load_soak():
-    """The benchmark, as a module."""
     return jobs_examples.load(BENCHMARKS / "soak.py")
 
 
 def soak_part(name, *how):
-    """Do the turns of a part."""
     module = load_soak()
     return module.soak(getattr(module, name), *how)
 

@@ -34,14 +34,12 @@ plugin = P()
 
 @pytest.fixture
 def heap():
-    """The heap of a world of one."""
     with Cluster(1) as cluster:
         yield cluster.heap
 
 
 @pytest.fixture
 def ctx():
-    """The tensor factories of a world of one."""
     with Cluster(1, 1 << 20) as cluster:
         yield Context(cluster.heap)
 
@@ -83,7 +81,6 @@ class Site:
         self.folder = folder
 
     def install(self, name, version="1.0", **kwargs):
-        """Install a distribution; arguments as for `install_distribution`."""
         return install_distribution(self.folder, name, version, **kwargs)
 
     def provider(self, name, kind="ALLOCATOR", *, distribution=None, source=None, **kwargs):

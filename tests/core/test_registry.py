@@ -259,8 +259,6 @@ def test_create_lets_errors_of_iris_through_and_wraps_others(site):
 
 
 class Noted:
-    """A provider for registration by hand."""
-
     @hookimpl
     def iris_plugin_info(self):
         return PluginInfo("noted", ALLOCATOR, "by hand", devices=frozenset({DeviceType.CPU}))
@@ -467,7 +465,6 @@ BODIES = [
 
 
 def with_hook(name, hook, body):
-    """The source of a provider in which one hook is something else."""
     arguments = {"probe": "self, target", "create": "self, request"}.get(hook, "self")
     head = f"def iris_plugin_{hook}({arguments}):\n"
     text = provider_source(name)

@@ -237,7 +237,7 @@ def test_out_may_be_strided_and_may_require_grad_afterwards(ctx):
 # -- errors -----------------------------------------------------------------------------------------------------------
 @table("name", CASES)
 def test_options_that_the_heap_does_not_have(ctx, name):
-    args, _ = CASES[name][0]
+    args, kwargs = CASES[name][0]
     for kinds, words, options in (
         ((DeviceError, RuntimeError), "requested device cuda:1 but .* is on device cpu", {"device": "cuda:1"}),
         ((DeviceError,), "leave device out", {"device": "meta"}),
@@ -245,7 +245,7 @@ def test_options_that_the_heap_does_not_have(ctx, name):
         ((RuntimeError,), "require gradients", {"dtype": torch.int32, "requires_grad": True}),
     ):
         with pytest.raises(kinds[0], match=words) as caught:
-            getattr(ctx, name)(*args, **options)
+            getattr(ctx, name)(*args, **kwargs, **options)
         assert isinstance(caught.value, kinds)
     assert ctx.heap.live_blocks() == ()
 

@@ -21,7 +21,6 @@ def tests_of(base):
 
 
 def enter(base, name, tests, plugin=None, **attributes):
-    """Let pytest find a class of tests."""
     if plugin is not None:
         attributes["plugin"] = pytest.fixture(lambda self: plugin)
     globals()[f"Test_{name}"] = suite(base, name, tests, **attributes)

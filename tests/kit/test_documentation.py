@@ -1,4 +1,4 @@
-"""The example of docs/conformance_kit.md runs as it stands, and the page knows all suites."""
+"""The kit passes on the right backend and in docs/conformance_kit.md, whose example runs as it stands."""
 
 import os
 import pathlib
@@ -9,8 +9,16 @@ import forked
 import pytest
 
 import iris_core.testing
+from iris_core.testing import BackendConformance
 
 PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "conformance_kit.md").read_text()
+
+
+class TestTritonBackend(BackendConformance):
+    """Of the allocator, and of both together, the example is about."""
+
+    name = "triton"
+    case_step = 15
 
 
 def test_the_example_passes(tmp_path, request):
@@ -20,7 +28,7 @@ def test_the_example_passes(tmp_path, request):
     variables = {k: v for k, v in os.environ.items() if not k.startswith(("IRIS_", "PYTEST_"))}
     variables["CUDA_VISIBLE_DEVICES"] = variables["HIP_VISIBLE_DEVICES"] = ""
     variables["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # to import them takes seconds
-    # test_mutants runs all device functions of the same stack, test_reference compiles the same cases
+    # test_mutants runs all device functions of the same stack, and the class above compiles the same cases
     elsewhere = ("device_functions", "device_methods", "compile_cases_compile")
     chosen = "test" if request.config.getoption("exhaustive") else f"not ({' or '.join(elsewhere)})"
     options = ["-rs", "-p", "no:cacheprovider", "-k", chosen, "test_conformance.py"]

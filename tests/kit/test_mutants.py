@@ -42,7 +42,6 @@ MAY_SKIP |= dict.fromkeys(COLLECTIVES, _OF_ALL)  # that give every rank somethin
 
 
 def entry_points():
-    """The mutants as an installed distribution names them."""
     points = {
         kind.group: {name: f"kit_mutants.plugins:{plugins.attribute(kind, name)}" for name in named}
         for kind, named in plugins.KINDS.items()

@@ -13,7 +13,6 @@ from iris_triton.language import asm
 
 @contextlib.contextmanager
 def environment(**variables):
-    """Set variables of this process inside the block."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

@@ -127,7 +127,6 @@ def values(rank: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """What torch can compare in any dtype."""
     return tensor.view(torch.uint8)
 
 
@@ -200,7 +199,6 @@ def operand(rank: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def array(tensor: torch.Tensor) -> np.ndarray:
-    """The same numbers."""
     return (tensor.double() if tensor.dtype.is_floating_point else tensor).cpu().numpy()
 
 

@@ -56,7 +56,6 @@ def groups(device: str, sets: list[list[int]], rounds: int) -> list[int]:
 
 
 def refused() -> list[str]:
-    """What a wrong call says."""
     other = dist.new_group([1])
     alone = dist.new_group([0, 1], backend="gloo")
     with Iris("1MiB", device="cpu") as ctx:

@@ -185,7 +185,6 @@ def renew(folder, rank, num_ranks):
 
 
 def replace(tell, folder, rank, num_ranks):
-    """Be the rank whose process has ended, in a new world."""
     tell(renew(folder, rank, num_ranks))
 
 
@@ -226,7 +225,6 @@ def one_fault(server, phase, fault, seed):
 
 
 def names(victim, named, text):
-    """Whether an error names the rank."""
     return victim in named or re.search(rf"\branks? ([\d, ]*, )?{victim}\b", text.partition(": ")[2])
 
 

@@ -53,7 +53,6 @@ def open_by_variables(tell, rank, num_ranks, variables, folder):
 
 
 def stranger_main(tell, uid, job, *args):
-    """Run a job as another user, and tell what it returns."""
     warnings.simplefilter("ignore")
     if uid != os.geteuid():
         os.setgroups([])

@@ -83,7 +83,6 @@ def tier_of(item):
 
 
 def pytest_addoption(parser):
-    """Add the options."""
     add = parser.getgroup("GPU tiers").addoption
     add("--gpu-tiers", metavar="TIERS",
         help='run the tests that need GPUs and no others: "all" that the visible GPUs allow, or tiers such as "1 2 4", '
@@ -98,7 +97,6 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    """Register the markers and, where tiers are asked for, what counts and reports them."""
     for line in _MARKERS:
         config.addinivalue_line("markers", line)
     wanted, folder = config.getoption("--gpu-tiers"), config.getoption("--gpu-report")
@@ -147,8 +145,6 @@ def pytest_runtest_makereport(item):
 # -- running tiers ----------------------------------------------------------------------------------------------------
 @dataclass
 class _Test:
-    """What became of one test."""
-
     outcome: str = "passed"
     reason: str = ""
     seconds: float = 0.0

@@ -8,8 +8,6 @@ from iris_triton.testing.compile_only import TARGETS, compile_for
 
 
 class Compilation(NamedTuple):
-    """One kernel compiled for one target."""
-
     kernel: str
     target: str
     compiled: Any

@@ -60,7 +60,6 @@ def events(device, language):
 
 
 def _check(events, ctx, x, y, word):
-    """The events of two programs."""
     rank, peer = ctx.cur_rank, (ctx.cur_rank + 1) % ctx.num_ranks
     columns = {name: values.tolist() for name, values in events.columns.items()}
     assert events.dropped == 0

@@ -31,7 +31,6 @@ def record(x, y, word, context, rank, WORLD: tl.constexpr, TRACING: tl.constexpr
 def record_gluon(
     IrisDeviceCtx: gl.constexpr, context, x, y, word, TRACING: gl.constexpr, BLOCK: gl.constexpr, LANES: gl.constexpr
 ):
-    """The same in Gluon."""
     ctx = IrisDeviceCtx.initialize(context, TRACING)
     i = gl.program_id(0) * BLOCK + gl.arange(0, BLOCK, gl.BlockedLayout([1], [LANES], [gl.num_warps()], [0]))
     peer = (ctx.cur_rank + 1) % ctx.num_ranks

@@ -10,7 +10,6 @@ RUN_ALL = "KIT_MUTANTS_RUN_ALL" in os.environ
 
 
 def functions_about(killers):
-    """Names of test functions, from the ids of their cases."""
     return {f"test_{killer.partition('[')[0]}" for killer in killers}
 
 

@@ -78,7 +78,6 @@ class UndescribedSettings(PluginSettings):
 
 
 def hooked(name, hook):
-    """A plugin with a hook of its own."""
     return type("Hooked", (Plugin,), {f"iris_plugin_{name}": hookimpl(hook)})
 
 

@@ -103,11 +103,9 @@ class Exchange:
         return Done()
 
     def finish(self, plan, out, result):
-        """Put the result where it belongs."""
         out.copy_(result.to(out.dtype).reshape(out.shape))
 
     def result(self, plan, inputs):
-        """This rank's output."""
         rank, size = plan.request.rank, plan.request.group_size
         if self.op == "all_to_all":
             return torch.cat([each.tensor_split(size)[rank] for each in inputs])
@@ -157,7 +155,6 @@ class Push(Exchange):
         return [heap.heap_bases[member] + each for member, each in zip(plan.request.members, offsets, strict=True)]
 
     def leave(self, plan):
-        """Wait until everybody has stored."""
         plan.exchange(None)
 
 
