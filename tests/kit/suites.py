@@ -2,7 +2,7 @@
 
 import pytest
 from kit_mutants import growing, heavy, killers, plugins, suite
-from kit_mutants.killers import RUN_ALL, functions_about
+from kit_mutants.killers import functions_about
 
 from iris_core.testing import (
     AllocatorConformance,
@@ -29,26 +29,20 @@ def enter(base, name, tests, plugin=None, **attributes):
 # -- allocators, and plugins as such ----------------------------------------------------------------------------------
 PASSED = {"test_static_info_is_complete", "test_static_probe_answers_for_every_device", "test_host_size_and_alignment"}
 """What mutants pass, if it is not about their mistakes."""
-COSTLY = {"test_peers_in_other_processes", "test_host_tensors_outlive_close"}
-"""Each costs processes or jobs: only for the mutants that it is there for."""
 OF_ALLOCATORS = tests_of(AllocatorConformance)
 ABOUT_GROWTH = "test_peers_growth", "test_peers_import_is", "test_host_import"
 """What only allocators that grow and import do; the rest of "vmem" passes in tests/allocators."""
 
-
-def chosen(about):
-    return (OF_ALLOCATORS - COSTLY if RUN_ALL else PASSED) | functions_about(about)
-
-
 for _name, _plugin in plugins.ALLOCATORS.items():
-    _tests = chosen(killers.ALLOCATORS[_name]) if _name in killers.ALLOCATORS else OF_ALLOCATORS
+    _tests = PASSED | functions_about(killers.ALLOCATORS[_name]) if _name in killers.ALLOCATORS else OF_ALLOCATORS
     enter(AllocatorConformance, _name, _tests, _plugin, num_cycles=20)
 for _name, _plugin in plugins.GROWING.items():
     _made = {"heap_nbytes": 4 << 20, "make_importable": pytest.fixture(lambda self: growing.make_importable)}
     _tests = {test for test in OF_ALLOCATORS if test.startswith(ABOUT_GROWTH)}
     enter(AllocatorConformance, _name, _tests, _plugin, num_cycles=20, **_made)
 for _name, _plugin in {**plugins.PLUGINS, "heavy": heavy.plugin}.items():
-    enter(PluginConformance, _name, chosen(killers.PLUGINS[_name]), _plugin, kind=PluginKind.ALLOCATOR)
+    _tests = PASSED | functions_about(killers.PLUGINS[_name])
+    enter(PluginConformance, _name, _tests, _plugin, kind=PluginKind.ALLOCATOR)
 
 # -- backends, alone and in a stack -----------------------------------------------------------------------------------
 OF_STACKS = {name for name in tests_of(StackConformance) if name.startswith("test_world_")}
@@ -63,7 +57,7 @@ def stack(name, backend, tests, allocator="right-allocator", **attributes):
 
 for _name, _plugin in plugins.BACKENDS.items():
     _tests = tests_of(BackendConformance)
-    if _name in killers.BACKENDS and not RUN_ALL:
+    if _name in killers.BACKENDS:
         _tests &= {"test_static_info_is_complete"} | functions_about(killers.BACKENDS[_name])
     _cases = pytest.fixture(lambda self, backend: backend.compile_cases()[:1])
     enter(BackendConformance, _name, _tests, _plugin, cases=_cases)
@@ -72,7 +66,7 @@ for _name in plugins.OPTIONAL:
     stack(_name, _name, functions_about(killers.OPTIONAL[_name]) | _passed)
 for _name in plugins.FAMILIES:
     _test = f"test_world_device_{'methods' if _name == 'mute-methods' else 'functions'}"
-    _ranks = 3 if RUN_ALL or _name == "near" else 2  # a near copy is right where the rank after the next is this one
+    _ranks = 3 if _name == "near" else 2  # a near copy is right where the rank after the next is this one
     _bound = 0.6 if _name == "near" else 0.2 if _name in ("mute", "blind", "mute-methods") else 20.0
     stack(_name, _name, {_test}, num_ranks=_ranks, timeout_s=_bound)
 stack("right-stack", "right-backend", OF_STACKS, num_ranks=3)
@@ -105,5 +99,5 @@ for _name, _plugin in plugins.COLLECTIVES.items():
         _tests = ALWAYS | functions_about(killers.COLLECTIVES[_name])
     else:
         _tests = OF_RIGHT.get(_name, OF_OPS)
-    _base = CollectiveConformance if _name == "right-all-reduce" or RUN_ALL else Few
+    _base = CollectiveConformance if _name == "right-all-reduce" else Few
     enter(_base, _name, _tests, _plugin, allocator="host", backend="triton")

@@ -1,9 +1,8 @@
 """The kit fails on plugins that are wrong: each mutant at the tests that are about its mistake.
 
 The mutants stand in kit_mutants.  Each part of them runs in a process of its own, whose report is judged here.  A
-mutant may fail further tests, but skips none on ranks of the CPU that the right plugin does not skip.  Allocators,
-plugins and backends by themselves run the tests that are about their mistakes and a few others, which they pass; with
---exhaustive all of them, and all mutants: else every second one.
+mutant may fail further tests, but skips none on ranks of the CPU that the right plugin does not skip.  Mutants run the
+tests that are about their mistakes and a few others, which they pass; without --exhaustive, every second mutant.
 """
 
 import os
@@ -51,15 +50,13 @@ def entry_points():
 
 
 @pytest.fixture
-def reports(request, tmp_path):
+def reports(tmp_path):
     """Returns a function (names of plugins): the outcome by plugin and test."""
     site = tmp_path / "site"
     install_distribution(site, "iris-kit-mutants", entry_points=entry_points())
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("IRIS_", "PYTEST_"))}
     environment["OMP_NUM_THREADS"] = environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-    if request.config.getoption("exhaustive"):
-        environment["KIT_MUTANTS_RUN_ALL"] = "1"
 
     def run(names):
         report = tmp_path / "report.xml"
