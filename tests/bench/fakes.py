@@ -24,7 +24,7 @@ class FakeGPU:
     """In place of what the timers use of torch.cuda: launches move a clock, graphs hold launches."""
 
     def __init__(self, monkeypatch):
-        self.clock_s, self.launches = 0.0, 0  # of what ran
+        self.clock_s = 0.0  # of what ran
         self.log, self.capturing, self.num_nodes = [], None, 1
         for fake in (self.Event, self.CUDAGraph, self.graph, self.synchronize, self._sleep):
             monkeypatch.setattr(torch.cuda, fake.__name__, fake)
@@ -55,7 +55,6 @@ class FakeGPU:
             self.capturing.held.append(seconds)
         else:
             self.clock_s += seconds
-            self.launches += 1
 
     def _sleep(self, cycles):
         self.launch(1e-4)

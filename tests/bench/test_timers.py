@@ -23,19 +23,6 @@ def gpu(monkeypatch):
     return pretended
 
 
-@pytest.mark.parametrize(("timer", "warm", "timed"), [("events", 2, 4), ("graph", 5, 20)])
-def test_only_the_calls_behind_the_alignment_are_timed(gpu, timer, warm, timed):
-    aligned = []
-    provider = Provider("a", timer, lambda: gpu.launch(SECONDS), units=4)
-    if timer == "graph":
-        provider.capture(5)
-    assert gpu.launches == 0  # capturing runs nothing
-    seconds = provider.time(2, lambda: aligned.append(gpu.launches))
-    assert seconds == pytest.approx(SECONDS)  # the pause of the device is not part of it
-    assert aligned == [warm]
-    assert gpu.launches - warm == 1 + timed
-
-
 def test_what_a_graph_uses_lives_as_long_as_its_provider(gpu):
     """A graph knows addresses only: torch unmaps free memory when the next one is captured."""
     x = torch.zeros(3)

@@ -205,10 +205,7 @@ def array(tensor: torch.Tensor) -> np.ndarray:
 def run_atomic(op: str, device: str = "cpu", orders_of_all_dtypes: bool = False) -> list[str]:
     """Try an atomic in all dtypes, masks and both forms, and with every sem and scope; return what went wrong.
 
-    Args:
-        op: name after "atomic_".
-        device: where the ranks compute.
-        orders_of_all_dtypes: try each sem and scope with every dtype and not with the first one alone.
+    Each sem and scope is tried with the first dtype alone unless they are `orders_of_all_dtypes`.
     """
     problems, launches = [], []
     with Iris("4MiB", device=device) as ctx:

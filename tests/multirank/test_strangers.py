@@ -75,10 +75,7 @@ def hello(token):
 def flood(folder, cards, number):
     """Connect to ranks, many times, and send all sorts of things; what came back, and which errors there were.
 
-    Args:
-        folder: where the ranks meet.
-        cards: what stands on their cards, which no stranger can read: tokens and names of sockets.
-        number: of connections.
+    The ranks' cards, which no stranger can read, have tokens and names of sockets.
     """
     found, connections, errors = set(), [], set()
     for index in range(number):

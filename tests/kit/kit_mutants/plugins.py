@@ -24,13 +24,7 @@ class Settings(PluginSettings):
 
 
 class Plugin:
-    """Creates `factory` ("module:class") and gives it its own description.
-
-    Args:
-        kind: what the class is.
-        name: name of the plugin, equal to its entry point's.
-        factory: where the class is; imported when it is created.
-    """
+    """Creates `factory` ("module:class"), which is imported only then, and gives it its own description."""
 
     settings = Settings
 
