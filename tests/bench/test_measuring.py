@@ -12,7 +12,7 @@ from iris_core.bench.state import State
 from iris_core.dispatch import first_calls
 from iris_core.errors import BenchmarkError
 
-from .fakes import PretendedWorld
+from .conftest import PretendedWorld
 
 IDLE = []
 

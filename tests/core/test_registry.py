@@ -19,7 +19,7 @@ from iris_core.errors import (
     PluginNotFoundError,
 )
 from iris_core.hooks import hookimpl
-from iris_core.registry import MAY_BE_WATCHED, Registry, default_registry, notify, reset_default_registry
+from iris_core.registry import MAY_BE_WATCHED, Registry, default_registry, notify
 from iris_core.registry.records import REGISTERED
 from iris_core.registry.select import select
 from iris_core.settings import PluginSettings, load_settings
@@ -302,15 +302,6 @@ def test_register_and_unregister(site):
             registry.register(kind, plugin, name)
     assert registry.records() == (blocked,)
     assert registry.register(OBSERVER, Nameless(), name="quiet").api == ""
-
-
-def test_the_default_registry_is_one_until_reset(site):
-    first = default_registry()
-    assert default_registry() is first
-    site.provider("late")
-    assert "late" not in first.names()
-    reset_default_registry()
-    assert "late" in default_registry().names()
 
 
 # -- observers: told what happens, and harmless when they fail ---------------------------------------------------------
