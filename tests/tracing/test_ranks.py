@@ -2,48 +2,46 @@
 
 import json
 import pathlib
+import sys
 from functools import partial
 
 import pytest
 import torch
-from jobs_common import environment, said_by
+from gluon_kernels import kernels_of
+from jobs_common import environment, in_language, said_by
 from rank_counts import rank_counts
-from trace_kernels import MINE, by_function, by_method, everything, record, record_gluon
+from trace_kernels import MINE, by_function, by_method, everything, record
 
 from iris_core import Iris
 from iris_core.tracing import TraceEvent
-from iris_gluon import IrisDeviceCtx
+from iris_triton import DeviceContext  # noqa: F401 - that of another language comes in its place
 from iris_triton.clocks import measure
 from iris_triton.testing.compile_only import assembly, compile_for
 
 OF_RECORD = TraceEvent.COMPUTE, TraceEvent.LOAD, TraceEvent.STORE, TraceEvent.ATOMIC_ADD
 
 
-def _launch(ctx, language, tracing=True, programs=2):
+def _launch(ctx, tracing=True, programs=2):
     x, y = ctx.ones(programs * 32, dtype=torch.int32), ctx.zeros(programs * 32, dtype=torch.int32)
     word = ctx.zeros(1, dtype=torch.int32)
     ctx.barrier()
-    return lambda: _run(ctx, language, tracing, programs, x, y, word), (x, y, word)
+    return lambda: _run(ctx, tracing, programs, x, y, word), (x, y, word)
 
 
-def _run(ctx, language, tracing, programs, x, y, word):
+def _run(ctx, tracing, programs, x, y, word):
     context = ctx.get_device_context()
-    if language == "triton":
-        record[(programs,)](x, y, word, context, ctx.cur_rank, ctx.num_ranks, tracing, 32, num_warps=1)
-    else:
-        lanes = 64 if torch.version.hip else 32
-        record_gluon[(programs,)](IrisDeviceCtx, context, x, y, word, tracing, 32, lanes, num_warps=1)
+    record[(programs,)](x, y, word, context, ctx.cur_rank, ctx.num_ranks, tracing, 32, num_warps=1)
     ctx.barrier()
 
 
-def events(device, language):
+def events(device):
     """What kernels record, and when."""
-    with Iris("4MiB", device=device, backend=language) as ctx:
-        launch, (x, y, word) = _launch(ctx, language)
+    with Iris("4MiB", device=device) as ctx:
+        launch, (x, y, word) = _launch(ctx)
         launch()
         ctx.tracing.enable(100)
         assert len(ctx.tracing.events()) == 0
-        _run(ctx, language, False, 2, x, y, word)
+        _run(ctx, False, 2, x, y, word)
         assert len(ctx.tracing.events()) == 0
         launch()
         _check(ctx.tracing.events(), ctx, x, y, word)
@@ -102,7 +100,7 @@ def export(device, folder):
         off = ctx.tracing.export(pathlib.Path(folder) / "off.json")
         ctx.tracing.enable(9)
         ctx.tracing.name_event(MINE, "my own")
-        _launch(ctx, "triton")[0]()
+        _launch(ctx)[0]()
         merged = ctx.tracing.export(pathlib.Path(folder) / "trace.json", merge=True)
         ctx.barrier()
         return off, merged
@@ -141,7 +139,7 @@ def mistakes(device, folder):
 @pytest.mark.parametrize("num_ranks", rank_counts(2, seldom=[1]))
 @pytest.mark.parametrize("language", ["triton", "gluon"])
 def test_events(pool, num_ranks, language, device):
-    pool.run(events, num_ranks, device, language)
+    pool.run(in_language, num_ranks, language, events, device)
 
 
 @pytest.mark.parametrize("num_ranks", [2])
@@ -218,13 +216,13 @@ def instructions(text):
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_it_compiles_and_nothing_is_left_of_it_where_it_is_off(target):
-    lanes, clock = (32, "globaltimer") if target == "sm_90" else (64, "s_memrealtime")
-    in_gluon = (IrisDeviceCtx, torch.int64, torch.int32, torch.int32, torch.int32, True, 4 * lanes, lanes)
+    clock = "globaltimer" if target == "sm_90" else "s_memrealtime"
     off = (torch.int32, torch.int32, torch.int64, 1, 8)
-    calls = [(everything, (*WORDS, True), {}), (record_gluon, in_gluon, {"num_warps": 4})]
+    in_gluon = kernels_of(sys.modules[__name__])["record"]
+    calls = [(everything, (*WORDS, True), {}), (in_gluon, (*WORDS, True, 256), {})]
     calls += [(by_method, off, {}), (by_function, off, {})]
     texts = {kernel: assembly(compile_for(kernel, *arguments, target)) for kernel, *arguments in calls}
-    assert all(texts[kernel].count(clock) >= 6 for kernel in (everything, record_gluon))
+    assert all(texts[kernel].count(clock) >= 6 for kernel in (everything, in_gluon))
     method, function = instructions(texts[by_method]), instructions(texts[by_function])
     assert len(method) > 20
     assert method == function
