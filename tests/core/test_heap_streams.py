@@ -135,7 +135,7 @@ def test_who_gets_memory_waits_for_the_streams_that_had_it_and_for_no_others(see
             offset = source.choice([*held, None])
             if step < 0.4 and len(held) < 4:
                 device.now.waits.clear()
-                t = heap.allocate(source.randrange(1, 4 * 256), U8)
+                t = heap.allocate(source.randrange(1, 4 * 256), U8, alignment=source.choice((256, 1024)))
                 start, count = heap.offset_of(t), -(-t.numel() // 256)
                 held[start], uses[start], sizes[start], t = t, {device.now}, count, None
                 ends = set().union(*(waits.pop(start + 256 * i, ()) for i in range(count)))

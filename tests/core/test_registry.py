@@ -519,18 +519,27 @@ with Iris("1MiB") as ctx:
     x, out = ctx.ones(64), ctx.zeros(64)
     ctx.ccl.all_reduce(out, x)
     ctx.barrier()
-    print(out.tolist() == [1.0] * 64)
+    found = ctx.ccl.explain("all_reduce", out, x).candidates
+    print(out.tolist() == [1.0] * 64, [each.reason for each in found if each.name == "odd"])
 """
+ODD_ALGORITHM = """
+        class Odd:
+            info, op, name = self.iris_plugin_info(), "all_reduce", "odd"
+            cost = prepare = launch = print
+            def supports(self, request):
+                raise SystemExit(3)
+        return Odd()"""
 
 
 def test_a_program_opens_and_computes_beside_all_of_it(site):
     (site.install("iris-gone", entry_points={"iris.backends": {"gone": "a:b"}}) / "METADATA").unlink()
     site.provider("leaves", info=f"{INFO}, priority=10**9", probe="raise SystemExit(3)")
+    site.provider("odd", "COLLECTIVE", create=ODD_ALGORITHM)
     site.provider("quits", "COLLECTIVE", create="raise SystemExit(3)")
     site.provider("unset", "COLLECTIVE", settings="type('S', (PluginSettings,), {'__init__': exit})")
     site.observer("watch", opened="raise SystemExit(3)")
     done = forked.python(PROGRAM, path=[site.folder])
-    assert done.stdout == "True\n", done.stderr
+    assert done.stdout == "True ['its `supports` raised SystemExit: 3']\n", done.stderr
     warned = [line for line in done.stderr.splitlines() if "WARNING" in line or "ERROR" in line]
-    for name in ("iris_gone", "iris-leaves", "iris-quits", "'unset'", "iris-watch"):
+    for name in ("iris_gone", "iris-leaves", "odd", "iris-quits", "'unset'", "iris-watch"):
         assert sum(name in line for line in warned) == 1, (name, done.stderr)
