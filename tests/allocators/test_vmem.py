@@ -4,6 +4,7 @@ import functools
 import gc
 import os
 import threading
+import weakref
 
 import pytest
 import torch
@@ -190,6 +191,18 @@ def test_memory_that_is_there_already_is_not_mapped_again(external):
     _third = allocator.import_tensor(7 * GRANULE, last, nothing)
     assert allocator.import_extent(last)[2] == 7 * GRANULE
     assert allocator.import_extent(beyond)[2] == -1, "blocks that happen to be neighbours are not one"
+
+
+def test_the_source_lives_as_long_as_the_result(external):
+    allocator, pieces = external
+    source = pieces.tensor(0, (4,))
+    out, gone = allocator.import_tensor(0, source, nothing), weakref.ref(source)
+    del source
+    gc.collect()
+    assert gone() is not None
+    del out
+    gc.collect()
+    assert gone() is None
 
 
 def test_memory_that_cannot_be_shared_says_what_would_help(external):

@@ -17,8 +17,7 @@ class Compilation(NamedTuple):
 def record(targets=TARGETS):
     """Compile every kernel that is launched within the block for `targets` as well; the launch follows as usual.
 
-    Yields a list that grows by a `Compilation` per launch and target; Triton caches repeats.  What does not compile
-    raises at the launch.
+    Yields a list that grows by a `Compilation` per launch and target.  What does not compile raises at the launch.
     """
     interpreter.enable()
     compilations = []
