@@ -75,22 +75,6 @@ def hooked(name, hook):
     return type("Hooked", (Plugin,), {f"iris_plugin_{name}": hookimpl(hook)})
 
 
-def _no_reason(self, target):
-    return Availability(ok=target.type is DeviceType.CPU)
-
-
-def _wrong_argument(self, device):
-    return Availability.yes()
-
-
-def _raising(self, targets):
-    raise RuntimeError("no such driver")
-
-
-def _wordless(self):
-    return [Finding("the driver", Verdict.BROKEN, " ")]
-
-
 RIGHT_ALLOCATOR = "iris_allocators.host:HostAllocator"
 
 
@@ -122,9 +106,11 @@ RIGHT_COLLECTIVES = _plugins(PluginKind.COLLECTIVE, "reference", _OPS.split(), "
 COLLECTIVES = RIGHT_COLLECTIVES | _plugins(PluginKind.COLLECTIVE, "collectives", killers.COLLECTIVES)
 
 _CLASSES = {
-    "no-reason": hooked("probe", _no_reason), "wrong-argument": hooked("probe", _wrong_argument),
-    "raising-diagnosis": hooked("diagnose", _raising), "wordless-diagnosis": hooked("diagnose", _wordless),
-}  # fmt: skip
+    "no-reason": hooked("probe", lambda self, target: Availability(ok=target.type is DeviceType.CPU)),
+    "wrong-argument": hooked("probe", lambda self, device: Availability.yes()),
+    "raising-diagnosis": hooked("diagnose", lambda self, targets: 1 / 0),
+    "wordless-diagnosis": hooked("diagnose", lambda self: [Finding("the driver", Verdict.BROKEN, " ")]),
+}
 PLUGINS = {
     name: _CLASSES.get(name, Plugin)(PluginKind.ALLOCATOR, name, RIGHT_ALLOCATOR)
     for name in killers.PLUGINS
