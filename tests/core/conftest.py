@@ -11,11 +11,10 @@ import pytest
 from dist_info import install_distribution, provider_source
 
 from iris_core.registry import Registry, reset_default_registry
+from iris_core.types import PluginKind
 from iris_core.world import launch
 
 from .fakes import Cluster, Context
-
-KINDS = {"ALLOCATOR": "allocators", "BACKEND": "backends", "COLLECTIVE": "collectives", "OBSERVER": "plugins"}
 
 OBSERVER = """
 from iris_core.hooks import hookimpl
@@ -88,9 +87,8 @@ class Site:
         distribution = distribution or f"iris-{name}"
         module = f"site_{distribution}_{name}".replace("-", "_")
         text = provider_source(name, kind, **kwargs) if source is None else source
-        self.install(
-            distribution, entry_points={f"iris.{KINDS[kind]}": {name: f"{module}:plugin"}}, modules={module: text}
-        )
+        points = {PluginKind[kind].group: {name: f"{module}:plugin"}}
+        self.install(distribution, entry_points=points, modules={module: text})
         return module
 
     def observer(self, name, *, distribution=None, source=None, opened="pass"):
