@@ -30,14 +30,6 @@ def short_of_descriptors(rooms):
     heap = SymmetricHeap(make(64 * GRANULE, rank, world.world_size, driver), world)
     heap.open()
 
-    def ends(tensor):
-        """The first and the last byte of every rank's copy of a tensor."""
-        heap.barrier_agreement()
-        starts = [base + heap.offset_of(tensor) for base in heap.heap_bases]
-        read = [(oracle.read_bytes(at, 1) + oracle.read_bytes(at + tensor.nbytes - 1, 1)).hex() for at in starts]
-        heap.barrier_agreement()
-        return read
-
     kept = heap.allocate(GRANULE, U8).fill_(1 + rank)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     gc.collect()  # what an earlier test has left
@@ -62,7 +54,10 @@ def short_of_descriptors(rooms):
         assert (left, driver.counts()) == (set(), counts), room
     for plug in plugs:
         os.close(plug)
-    seen = [ends(kept)]
+    heap.barrier_agreement()
+    starts = [base + heap.offset_of(kept) for base in heap.heap_bases]
+    seen = [[(oracle.read_bytes(at, 1) + oracle.read_bytes(at + kept.nbytes - 1, 1)).hex() for at in starts]]
+    heap.barrier_agreement()
     right = (rank + 1) % world.world_size  # a peer writes, the owner sees it
     oracle.write_bytes(heap.heap_bases[right] + heap.offset_of(more), bytes([64 + rank]))
     heap.barrier_agreement()
