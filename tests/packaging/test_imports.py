@@ -53,33 +53,26 @@ def test_modules_with_aggregates_do_not_postpone_annotations():
     assert [path for path, text in aggregates.items() if "from __future__" in text] == []
 
 
-class _Imports(ast.NodeVisitor):
-    """Collects the top-level names of modules that files import at run time, whenever that is."""
-
-    def __init__(self, *paths):
-        self.found = set()
-        for path in paths:
-            self.visit(parsed(path))
-
-    def visit_If(self, node):
-        branches = node.orelse if ast.unparse(node.test) == "TYPE_CHECKING" else [*node.body, *node.orelse]
-        for each in branches:
-            self.visit(each)
-
-    def visit_Import(self, node):
-        self.found |= {alias.name.partition(".")[0] for alias in node.names}
-
-    def visit_ImportFrom(self, node):
-        if not node.level:
-            self.found.add(node.module.partition(".")[0])
+def imported(*paths):
+    """Top-level names of modules that files import at run time, whenever that is."""
+    waiting, found = [parsed(path) for path in paths], set()
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found.add(node.module.partition(".")[0])
+        for_types = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        waiting += node.orelse if for_types else ast.iter_child_nodes(node)
+    return found
 
 
 def test_only_the_registry_and_the_markers_touch_pluggy():
     inside = "iris_core/src/iris_core/registry/"
-    imported = {shown(path): _Imports(path).found for path in sources()}
-    users = {path for path, names in imported.items() if "pluggy" in names and not path.startswith(inside)}
+    found = {shown(path): imported(path) for path in sources()}
+    users = {path for path, names in found.items() if "pluggy" in names and not path.startswith(inside)}
     assert users == {"iris_core/src/iris_core/hooks.py"}
-    assert {path for path, names in imported.items() if "importlib_metadata" in names} == {f"{inside}discovery.py"}
+    assert {path for path, names in found.items() if "importlib_metadata" in names} == {f"{inside}discovery.py"}
 
 
 # Brought by torch's GPU wheels, or by ROCm's: never required (test_who_requires_whom_and_nobody_triton).
@@ -92,8 +85,8 @@ PLUGINS = {"iris_triton": {"iris-allocators"}}
 @table("folder", FOLDERS)
 def test_what_is_imported_is_required(folder):
     about = project(folder)
-    imported = _Imports(*sources(folder)).found - set(sys.stdlib_module_names) - OF_TORCH - {folder}
-    needed = {DISTRIBUTIONS.get(name, name.replace("_", "-")) for name in imported}
+    names = imported(*sources(folder)) - set(sys.stdlib_module_names) - OF_TORCH - {folder}
+    needed = {DISTRIBUTIONS.get(name, name.replace("_", "-")) for name in names}
     extras = [text for texts in about.get("optional-dependencies", {}).values() for text in texts]
     required = {Requirement(text).name for text in about["dependencies"]}
     offered = {Requirement(text).name for text in extras}
