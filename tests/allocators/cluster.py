@@ -29,7 +29,6 @@ def make(nbytes=8 * GRANULE, rank=0, world_size=1, driver=None, **settings):
 
 
 def make_torch(nbytes, rank=0, world_size=1, driver=None):
-    """An allocator "torch"."""
     request = CreateRequest(CPU, rank, world_size, nbytes, TorchSettings())
     return TorchAllocator(request, driver or FakeIpc(), as_bytes)
 
@@ -66,16 +65,13 @@ class Cluster(fakes.Cluster):
 
     @property
     def counts(self):
-        """What each rank's driver counts."""
         return [driver.counts() for driver in self.drivers]
 
     def barriers(self, number=2):
-        """As many barriers of all ranks."""
         for _ in range(number):
             self.each(lambda heap: heap.barrier_agreement())
 
     def close(self):
-        """Close all heaps."""
         for heap in self.heaps:
             heap.close()
         self._pool.shutdown()
@@ -96,12 +92,10 @@ class Made:
         self._before = self.descriptors()
 
     def driver(self, kind=FakeVmm, **options):
-        """A pretended driver."""
         self._drivers.append(kind(**options))
         return self._drivers[-1]
 
     def allocator(self, *args, driver=None, **settings):
-        """As `make`."""
         self._closing.append(make(*args, driver=driver or self.driver(), **settings))
         return self._closing[-1]
 

@@ -5,6 +5,7 @@ processes: descriptors are real, and memory that is not accessible yet cannot be
 """
 
 import ctypes
+import functools
 import itertools
 import math
 import os
@@ -37,8 +38,19 @@ _FAILED = ctypes.c_void_p(-1).value
 _adding = threading.Lock()
 
 
+def _counted(method):
+    """A method that is a call of the driver."""
+
+    @functools.wraps(method)
+    def call(self, *args):
+        self._enter(method.__name__)
+        return method(self, *args)
+
+    return call
+
+
 class Faulty:
-    """Counts its calls, and fails where it is told to.
+    """Counts the calls of its public methods but those that are no driver's, and fails where it is told to.
 
     Attributes:
         calls: names of the calls so far.
@@ -46,6 +58,11 @@ class Faulty:
         fail_next: by name, how many calls from now on the failing one comes; 1 is the next.
         fail_with: code and name of the failure.
     """
+
+    def __init_subclass__(cls):
+        for name, method in list(vars(cls).items()):
+            if not name.startswith("_") and name not in ("counts", "sizes_in_reservation"):
+                setattr(cls, name, _counted(method))
 
     def __init__(self):
         self.calls = []
@@ -76,22 +93,18 @@ class FakeIpc(Faulty):
         self.opened = Counter()
 
     def address_range(self, ptr):
-        self._enter("address_range")
         return ORIGIN, 1 << 48
 
     def ipc_export(self, ptr):
-        self._enter("ipc_export")
         return self._HANDLE.pack(self._MAGIC, ORIGIN)
 
     def ipc_open(self, handle):
-        self._enter("ipc_open")
         magic, origin = self._HANDLE.unpack(handle)
         self._check(magic == self._MAGIC)
         self.opened[origin] += 1
         return int(origin)
 
     def ipc_close(self, base_ptr):
-        self._enter("ipc_close")
         self._check(self.opened[base_ptr] > 0)
         self.opened[base_ptr] -= 1
 
@@ -143,11 +156,9 @@ class FakeVmm(Faulty):
 
     # -- addresses ----------------------------------------------------------------------------------------------------
     def granularity(self):
-        self._enter("granularity")
         return GRANULE
 
     def reserve(self, nbytes, alignment):
-        self._enter("reserve")
         self._check(nbytes % GRANULE == 0 and nbytes < 1 << 46, OUT_OF_MEMORY)
         size = nbytes + alignment
         ptr = _libc.mmap(None, size, _NONE, _PRIVATE | _ANONYMOUS | _NORESERVE, -1, 0)
@@ -157,7 +168,6 @@ class FakeVmm(Faulty):
         return base
 
     def unreserve(self, ptr, nbytes):
-        self._enter("unreserve")
         self._check(self._reserved.get(ptr, (0,))[0] == nbytes)
         self._check(not any(ptr <= at < ptr + nbytes for at in self._mappings))
         _, mapped, size = self._reserved.pop(ptr)
@@ -165,7 +175,6 @@ class FakeVmm(Faulty):
 
     # -- physical memory ----------------------------------------------------------------------------------------------
     def create(self, nbytes):
-        self._enter("create")
         self._check(nbytes > 0 and nbytes % GRANULE == 0)
         self._check(self.used + nbytes <= self.total, OUT_OF_MEMORY)
         fd = os.memfd_create("fake-vmm")
@@ -174,35 +183,29 @@ class FakeVmm(Faulty):
         return self._handle(_Memory(fd, nbytes, nbytes))
 
     def release(self, handle):
-        self._enter("release")
         self._check(not any(each == handle for each, _ in self.bound))
         self._held(handle).handles -= 1
         self._let_go(handle)
 
     def retain(self, ptr):
-        self._enter("retain")
         handle = self._mapping(ptr)[2]
         self._memory[handle].handles += 1
         return handle
 
     def export_fd(self, handle):
-        self._enter("export_fd")
         self._check(self.exportable, NOT_SUPPORTED)
         return os.dup(self._held(handle).fd)
 
     def import_fd(self, fd):
-        self._enter("import_fd")
         return self._handle(_Memory(os.dup(fd), os.fstat(fd).st_size, 0))
 
     # -- multicast: an object's file counts the devices, for all processes -------------------------------------------
     def multicast_granularity(self, num_devices, nbytes):
-        self._enter("multicast_granularity")
         if not self.has_multicast:
             raise UnsupportedError("this device does not support multicast")
         return self.multicast_granule
 
     def create_multicast(self, num_devices, nbytes):
-        self._enter("create_multicast")
         self._check(nbytes % self.multicast_granule == 0)
         fd = os.memfd_create("fake-vmm-multicast")
         os.ftruncate(fd, nbytes)
@@ -210,7 +213,6 @@ class FakeVmm(Faulty):
         return self._handle(_Memory(fd, nbytes, 0))
 
     def add_device(self, multicast):
-        self._enter("add_device")
         fd = self._held(multicast).fd
         with _adding:
             wanted, added = os.pread(fd, 2, 0)
@@ -218,7 +220,6 @@ class FakeVmm(Faulty):
             os.pwrite(fd, bytes([wanted, added + 1]), 0)
 
     def bind(self, multicast, offset, nbytes, handle):
-        self._enter("bind")
         self._check_complete(multicast)
         self._check(offset % self.multicast_granule == nbytes % self.multicast_granule == 0)
         self._check(nbytes <= self._held(handle).nbytes)
@@ -229,7 +230,6 @@ class FakeVmm(Faulty):
         self._memory[handle].mappings += 1
 
     def unbind(self, multicast, offset, nbytes):
-        self._enter("unbind")
         self._held(multicast)
         self._check(self.bound.get((multicast, offset), (0,))[0] == nbytes)
         _, handle = self.bound.pop((multicast, offset))
@@ -242,12 +242,10 @@ class FakeVmm(Faulty):
         self._check(wanted == added > 0)
 
     def memory_info(self):
-        self._enter("memory_info")
         return self.total - self.used, self.total
 
     # -- mappings -----------------------------------------------------------------------------------------------------
     def map(self, ptr, nbytes, handle):
-        self._enter("map")
         memory = self._held(handle)
         self._check(ptr % GRANULE == 0 and nbytes % GRANULE == 0 and 0 < nbytes <= memory.nbytes)
         if "multicast" in os.readlink(f"/proc/self/fd/{memory.fd}"):
@@ -259,7 +257,6 @@ class FakeVmm(Faulty):
         memory.mappings += 1
 
     def unmap(self, ptr, nbytes):
-        self._enter("unmap")
         self._check(self._mappings.get(ptr, (0,))[0] == nbytes)
         assert _libc.mmap(ptr, nbytes, _NONE, _PRIVATE | _ANONYMOUS | _NORESERVE | _FIXED, -1, 0) == ptr
         _, handle = self._mappings.pop(ptr)
@@ -267,7 +264,6 @@ class FakeVmm(Faulty):
         self._let_go(handle)
 
     def set_access(self, ptr, nbytes):
-        self._enter("set_access")
         reached = ptr
         while reached < ptr + nbytes:
             self._check(reached in self._mappings)
@@ -281,11 +277,9 @@ class FakeVmm(Faulty):
         return [size for at, (size, _) in self._mappings.items() if base <= at < base + nbytes]
 
     def address_range(self, ptr):
-        self._enter("address_range")
         return self._mapping(ptr)[:2]
 
     def synchronize(self):
-        self._enter("synchronize")
         while self.busy:
             time.sleep(0.01)
 

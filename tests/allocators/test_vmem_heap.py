@@ -21,7 +21,7 @@ from iris_core.heap.blocks import NOT_OPEN
 from iris_core.testing.conformance import oracle
 
 from .cluster import ThreadWorld, make
-from .fake_driver import GRANULE, NO_PEER_ACCESS
+from .fake_driver import GRANULE
 
 U8 = torch.uint8
 
@@ -63,19 +63,27 @@ def refused(made, cluster, function, kind=PeerAccessError):
 
 
 # -- growth -----------------------------------------------------------------------------------------------------------
-def test_memory_comes_when_it_is_used_and_goes_when_it_is_free(made):
-    c = made.cluster(3)
-    assert c.used == [0, 0, 0]
+@table("multicast", [False, True])
+def test_memory_comes_when_it_is_used_and_goes_when_it_is_free(made, multicast):
+    """Also what multicast addresses reach: at every moment, what all ranks have."""
+    c = made.cluster(3, multicast=multicast)
+
+    def held():
+        """Bytes in use of each rank's device, of which multicast reaches all."""
+        assert bound(c) == [(multicast, used * multicast) for used in c.used]
+        return c.used
+
+    assert held() == [0, 0, 0]
     tensors = fill(c, 2)
-    assert c.used == [2 * GRANULE] * 3
+    assert held() == [2 * GRANULE] * 3
     assert seen_everywhere(c, tensors)
     more = fill(c, 3)
     assert seen_everywhere(c, more)
-    assert [world.num_segments for world in c.worlds] == [5, 5, 5], "each piece is described once"
+    assert [world.num_segments for world in c.worlds] == [5 + multicast, 5, 5], "each piece is described once"
     c.free(tensors)
     c.barriers()
-    assert c.used == [3 * GRANULE] * 3
-    assert [driver.counts()[1] for driver in c.drivers] == [9, 9, 9], "peers' mappings are gone as well"
+    assert held() == [3 * GRANULE] * 3
+    assert [driver.counts()[1] for driver in c.drivers] == [9 + multicast] * 3, "peers' mappings are gone as well"
     assert seen_everywhere(c, more, fill(c, 2))
 
 
@@ -93,21 +101,6 @@ def test_memory_exhausted_on_one_rank_is_the_same_error_everywhere_and_nothing_l
     more = fill(c, 2)
     assert seen_everywhere(c, kept, more)
     assert c.offsets(more) == [GRANULE] * 2
-
-
-@table("which, peer", [(2, 0), (3, 2)])
-def test_devices_that_do_not_reach_each_other_are_named_everywhere(made, which, peer):
-    """The memory is mapped, and access to it refused; the first is the own memory."""
-    c = made.cluster(3)
-    kept = fill(c, 1)
-    c.drivers[1].fail_with = NO_PEER_ACCESS
-    c.drivers[1].fail_next["set_access"] = which
-    errors = refused(made, c, lambda heap: heap.allocate(1, U8))
-    assert not c.drivers[1].fail_next
-    assert len(set(errors)) == 1
-    assert re.match(f".*cannot map the memory of rank {peer} .*nvidia-smi topo -p2p r", errors[0])
-    assert f"set_access failed with {NO_PEER_ACCESS[1]}" in errors[0]
-    assert seen_everywhere(c, fill(c, 1 / 2), kept)
 
 
 def life(made, c, sources, failing):
@@ -161,6 +154,8 @@ def test_whichever_driver_call_fails_the_ranks_raise_the_same_and_go_on(made, ra
             assert one == two
             assert issubclass(one[0], IrisError)
             assert re.match(f"rank {rank} c.*{name} failed", one[1])
+            if one[0] is PeerAccessError and "could not map" in one[1]:
+                assert re.search(rf"cannot map the memory of rank {1 - rank} .*nvidia-smi topo -p2p r", one[1])
         c.barriers(2)
         assert [heap.stats().free for heap in c.heaps] == [6 * GRANULE] * 2
         assert seen_everywhere(c, fill(c, 6)), number
@@ -181,23 +176,17 @@ def bound(cluster):
     ]
 
 
-def test_multicast_reaches_what_all_ranks_have_at_every_moment(made):
+def test_multicast_reaches_imported_memory_until_the_heap_is_closed(made):
     c = made.cluster(3, multicast=True)
-    assert bound(c) == [(True, 0)] * 3
-    tensors, more = fill(c, 2), fill(c, 3)
-    assert bound(c) == [(True, 5 * GRANULE)] * 3
-    c.free(tensors)
-    c.barriers()
-    assert bound(c) == [(True, 3 * GRANULE)] * 3
-    assert seen_everywhere(c, more)
+    kept = fill(c, 3)
     pieces = [made.pieces(driver, 2, 1) for driver in c.drivers]
     shared = imported(c, [each.tensor(0, (8,)) for each in pieces])
     assert bound(c) == [(True, 5 * GRANULE)] * 3, "and the piece that the tensor lies in"
     for heap in c.heaps:
         heap.close()
     assert [driver.bound for driver in c.drivers] == [{}] * 3, "although tensors live on"
-    more[0].fill_(1)
-    del shared, more, tensors
+    kept[0].fill_(1)
+    del shared, kept
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of iris_core.bench."""
+"""Fixtures of the tests of iris_core.bench, and other ranks for tests that have none."""
 
 import dataclasses
 
@@ -9,6 +9,18 @@ from iris_core.bench.runner import Runner
 from iris_core.world import SingleWorld
 
 QUICK = RunOptions(rounds=3, batch_ms=0.2, warm_ms=1.0)
+
+
+class PretendedWorld(SingleWorld):
+    """A world in which every other rank says what this one says, changed by `others`."""
+
+    def __init__(self, world_size, others=lambda rank, obj: obj):
+        super().__init__()
+        self.world_size = world_size
+        self._others = others
+
+    def all_gather_object(self, obj):
+        return [obj, *(self._others(rank, obj) for rank in range(1, self.world_size))]
 
 
 @pytest.fixture(autouse=True)

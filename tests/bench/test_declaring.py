@@ -24,7 +24,6 @@ def named(name):
 
 
 def a_state(on_gpu=False):
-    """A state with one provider and one counter."""
     state = State("copy", {"nbytes": 4, "sem": "relaxed"}, bench.RunOptions(), on_gpu, nothing)
     state.provider("a", nothing, check=None)
     state.add_counter("n", 1)

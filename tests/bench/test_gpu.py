@@ -20,7 +20,6 @@ def align():
 
 
 def spin():
-    """Keep the device busy."""
     torch.cuda._sleep(CYCLES)
 
 

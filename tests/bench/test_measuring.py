@@ -12,7 +12,7 @@ from iris_core.bench.state import State
 from iris_core.dispatch import first_calls
 from iris_core.errors import BenchmarkError
 
-from .fakes import PretendedWorld
+from .conftest import PretendedWorld
 
 IDLE = []
 
@@ -22,13 +22,10 @@ def nothing():
 
 
 def only(call=nothing, check=None, **more):
-    """A benchmark with one provider."""
     return lambda state, ctx: state.provider("a", call, check=check, **more)
 
 
 def raises(error):
-    """A check that raises."""
-
     def check():
         raise error
 

@@ -1,12 +1,14 @@
 """Runs on ranks."""
 
 import dataclasses
+import os
 import pathlib
 import runpy
 import sys
+import threading
 import types
 
-import jobs_soak
+import jobs_examples
 import pytest
 import torch
 
@@ -148,12 +150,43 @@ def test_wrong_sums_and_gradients_are_noticed(monkeypatch):
 
 
 # -- the soak: a few turns of each part, and that it sees what grows --------------------------------------------------
+def load_soak():
+    return jobs_examples.load(BENCHMARKS / "soak.py")
+
+
+def soak_part(name, *how):
+    module = load_soak()
+    return module.soak(getattr(module, name), *how)
+
+
+def leaking(leaks):
+    """Soak something that keeps a little of each kind in each turn, if there are leaks."""
+    kept, opened = [], []
+    end = threading.Event()
+
+    def turns(chance, open_one):
+        with open_one():
+            while True:
+                if leaks:
+                    opened.append(os.open("/dev/null", os.O_RDONLY))
+                    threading.Thread(target=end.wait, daemon=True).start()
+                    kept.append(os.urandom(1_000_000))
+                yield
+
+    try:
+        return load_soak().soak(turns, 12, 1e9, 1, "cpu")
+    finally:
+        end.set()
+        for each in opened:
+            os.close(each)
+
+
 def test_a_short_soak_writes_a_report(pool, tmp_path, monkeypatch, capsys):
     """On ranks that are started already."""
-    run = lambda soak, size, part, most, *how: pool.run(jobs_soak.part, size, part.__name__, most // 1000, *how)
+    run = lambda soak, size, part, most, *how: pool.run(soak_part, size, part.__name__, most // 1000, *how)
     monkeypatch.setattr(iris_core, "run", run)
     path = tmp_path / "soak.json"
-    status = jobs_soak.load().main(["--seconds", "1e9", "--output", str(path), "--device", "cpu"])
+    status = load_soak().main(["--seconds", "1e9", "--output", str(path), "--device", "cpu"])
     report = Report.read(path)
     assert status == bool(report.errors)
     assert capsys.readouterr().out.count("soak.") == 4
@@ -164,6 +197,6 @@ def test_a_short_soak_writes_a_report(pool, tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("leaks", [["descriptors", "threads", "private_kib"], []])
 def test_what_grows_is_seen(pool, leaks):
-    error = jobs_soak.load().judge("leak", "cpu", pool.run(jobs_soak.leaking, 2, leaks)).error
+    error = load_soak().judge("leak", "cpu", pool.run(leaking, 2, leaks)).error
     assert all(f"{leak}, of rank 0" in error for leak in leaks)
     assert bool(error) == bool(leaks)

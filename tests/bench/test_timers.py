@@ -1,6 +1,8 @@
 """The timers for GPUs, on a pretended one; do_bench: what is called when, and what becomes of the times."""
 
+import contextlib
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,9 +13,60 @@ from iris_core.bench.state import Provider
 from iris_core.dispatch import first_calls
 from iris_core.errors import BenchmarkError
 
-from .fakes import FakeGPU, PretendedWorld
+from .conftest import PretendedWorld
 
 SECONDS = 1e-5
+
+
+class FakeGPU:
+    """In place of what the timers use of torch.cuda: launches move a clock, graphs hold launches."""
+
+    def __init__(self, monkeypatch):
+        self.clock_s = 0.0  # of what ran
+        self.log, self.capturing, self.num_nodes = [], None, 1
+        for fake in (self.Event, self.CUDAGraph, self.graph, self.synchronize, self._sleep):
+            monkeypatch.setattr(torch.cuda, fake.__name__, fake)
+
+    def Event(self, enable_timing):
+        """Everything has run already when the host waits for it."""
+        assert enable_timing
+        event = SimpleNamespace(synchronize=lambda: None)
+        event.record = lambda: setattr(event, "at_s", self.clock_s)
+        event.elapsed_time = lambda end: (end.at_s - event.at_s) * 1e3
+        return event
+
+    def CUDAGraph(self):
+        graph = SimpleNamespace(held=[], reset=lambda: self.log.append("reset"))
+        graph.replay = lambda: (self.log.append("replay"), [self.launch(seconds) for seconds in graph.held])
+        return graph
+
+    @contextlib.contextmanager
+    def graph(self, captured, capture_error_mode):
+        self.log.append("capture")
+        self.capturing = captured
+        yield
+        self.capturing = None
+
+    def launch(self, seconds):
+        """Run something that takes so long, or hold it in the graph that is being captured."""
+        if self.capturing is not None:
+            self.capturing.held.append(seconds)
+        else:
+            self.clock_s += seconds
+
+    def _sleep(self, cycles):
+        self.launch(1e-4)
+
+    def synchronize(self):
+        """Nothing runs later than it is launched; inside a capture this would be an error."""
+        assert self.capturing is None
+
+    def context(self, num_ranks):
+        return SimpleNamespace(
+            device="cuda:0", num_ranks=num_ranks, num_nodes=self.num_nodes,
+            ccl=SimpleNamespace(barrier=lambda: self.log.append("align between nodes")), scope=contextlib.nullcontext,
+            barrier=lambda: self.log.append("barrier"), device_barrier=lambda: self.log.append("align"),
+        )  # fmt: skip
 
 
 @pytest.fixture
@@ -21,19 +74,6 @@ def gpu(monkeypatch):
     monkeypatch.setattr(runner, "warm_clocks", lambda milliseconds: pretended.log.append("warm"))
     pretended = FakeGPU(monkeypatch)
     return pretended
-
-
-@pytest.mark.parametrize(("timer", "warm", "timed"), [("events", 2, 4), ("graph", 5, 20)])
-def test_only_the_calls_behind_the_alignment_are_timed(gpu, timer, warm, timed):
-    aligned = []
-    provider = Provider("a", timer, lambda: gpu.launch(SECONDS), units=4)
-    if timer == "graph":
-        provider.capture(5)
-    assert gpu.launches == 0  # capturing runs nothing
-    seconds = provider.time(2, lambda: aligned.append(gpu.launches))
-    assert seconds == pytest.approx(SECONDS)  # the pause of the device is not part of it
-    assert aligned == [warm]
-    assert gpu.launches - warm == 1 + timed
 
 
 def test_what_a_graph_uses_lives_as_long_as_its_provider(gpu):

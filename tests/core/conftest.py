@@ -11,11 +11,10 @@ import pytest
 from dist_info import install_distribution, provider_source
 
 from iris_core.registry import Registry, reset_default_registry
+from iris_core.types import PluginKind
 from iris_core.world import launch
 
 from .fakes import Cluster, Context
-
-KINDS = {"ALLOCATOR": "allocators", "BACKEND": "backends", "COLLECTIVE": "collectives", "OBSERVER": "plugins"}
 
 OBSERVER = """
 from iris_core.hooks import hookimpl
@@ -34,14 +33,12 @@ plugin = P()
 
 @pytest.fixture
 def heap():
-    """The heap of a world of one."""
     with Cluster(1) as cluster:
         yield cluster.heap
 
 
 @pytest.fixture
 def ctx():
-    """The tensor factories of a world of one."""
     with Cluster(1, 1 << 20) as cluster:
         yield Context(cluster.heap)
 
@@ -83,7 +80,6 @@ class Site:
         self.folder = folder
 
     def install(self, name, version="1.0", **kwargs):
-        """Install a distribution; arguments as for `install_distribution`."""
         return install_distribution(self.folder, name, version, **kwargs)
 
     def provider(self, name, kind="ALLOCATOR", *, distribution=None, source=None, **kwargs):
@@ -91,9 +87,8 @@ class Site:
         distribution = distribution or f"iris-{name}"
         module = f"site_{distribution}_{name}".replace("-", "_")
         text = provider_source(name, kind, **kwargs) if source is None else source
-        self.install(
-            distribution, entry_points={f"iris.{KINDS[kind]}": {name: f"{module}:plugin"}}, modules={module: text}
-        )
+        points = {PluginKind[kind].group: {name: f"{module}:plugin"}}
+        self.install(distribution, entry_points=points, modules={module: text})
         return module
 
     def observer(self, name, *, distribution=None, source=None, opened="pass"):

@@ -204,11 +204,9 @@ class Cluster:
         return [heap.offset_of(t) for heap, t in zip(self.heaps, tensors, strict=True)]
 
     def blocks(self):
-        """Offsets of the live blocks, by rank."""
         return [[block.offset_bytes for block in heap.live_blocks()] for heap in self.heaps]
 
     def stats(self, name):
-        """One figure of each rank."""
         return [getattr(heap.stats(), name) for heap in self.heaps]
 
     @property

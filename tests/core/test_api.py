@@ -100,18 +100,6 @@ def test_what_is_no_tensor_is_refused(ctx):
         ctx.barrier(stream=5)
 
 
-def test_a_forked_child_leaves_the_context_to_its_parent(ctx):
-    x = ctx.zeros(4)
-    pid = os.fork()
-    if pid == 0:
-        x += 1  # the memory is shared
-        ctx.close()
-        os._exit(0)
-    _, status = os.waitpid(pid, 0)
-    assert (status, x.sum()) == (0, 4)
-    ctx.barrier()
-
-
 def test_a_forgotten_context_gives_everything_back():
     before = descriptors()
     ctx = opened()

@@ -110,7 +110,6 @@ def damaged(draw, document):
 
 @contextlib.contextmanager
 def warnings_of_tables():
-    """What is warned about while tables are read."""
     seen = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(logger, "warning", lambda text, *args: seen.append(text % args))

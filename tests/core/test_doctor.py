@@ -101,7 +101,6 @@ def test_it_goes_on_where_a_core_setting_is_wrong_or_torch_is_not_there(capsys, 
 
 # -- what plugins bring -----------------------------------------------------------------------------------------------
 def diagnosing(name, body, **info):
-    """Source of a provider that diagnoses."""
     hook = f"""
     @hookimpl
     def iris_plugin_diagnose(self, targets):

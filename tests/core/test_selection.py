@@ -41,7 +41,6 @@ def reason(plan_or_error, name):
 
 @pytest.fixture
 def pair(site):
-    """One allocator and one backend that fit together on the CPU."""
     site.provider("pool", "ALLOCATOR")
     site.provider("lang", "BACKEND")
     return site

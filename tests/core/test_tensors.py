@@ -235,15 +235,9 @@ def test_out_may_be_strided_and_may_require_grad_afterwards(ctx):
 
 
 # -- errors -----------------------------------------------------------------------------------------------------------
-FACTORIES = [
-    ("zeros", (3,)), ("ones", (3,)), ("empty", (3,)), ("full", ((3,), 1)), ("zeros_like", (BASE,)),
-    ("ones_like", (BASE,)), ("empty_like", (BASE,)), ("full_like", (BASE, 1)), ("arange", (3,)),
-    ("linspace", (0, 1, 3)), ("rand", (3,)), ("randn", (3,)), ("randint", (3, (3,))),
-]  # fmt: skip
-
-
-@table(("name", "args"), FACTORIES)
-def test_options_that_the_heap_does_not_have(ctx, name, args):
+@table("name", CASES)
+def test_options_that_the_heap_does_not_have(ctx, name):
+    args, kwargs = CASES[name][0]
     for kinds, words, options in (
         ((DeviceError, RuntimeError), "requested device cuda:1 but .* is on device cpu", {"device": "cuda:1"}),
         ((DeviceError,), "leave device out", {"device": "meta"}),
@@ -251,7 +245,7 @@ def test_options_that_the_heap_does_not_have(ctx, name, args):
         ((RuntimeError,), "require gradients", {"dtype": torch.int32, "requires_grad": True}),
     ):
         with pytest.raises(kinds[0], match=words) as caught:
-            getattr(ctx, name)(*args, **options)
+            getattr(ctx, name)(*args, **kwargs, **options)
         assert isinstance(caught.value, kinds)
     assert ctx.heap.live_blocks() == ()
 

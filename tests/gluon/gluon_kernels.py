@@ -24,8 +24,8 @@ ELEMENTS = {
 
 
 @gluon.jit
-def initialize(context, rank, world):
-    return IrisDeviceCtx.initialize(context)
+def initialize(context, rank, world, tracing: gl.constexpr = False):
+    return IrisDeviceCtx.initialize(context, tracing)
 
 
 @gluon.jit

@@ -1,9 +1,8 @@
 """The kit fails on plugins that are wrong: each mutant at the tests that are about its mistake.
 
 The mutants stand in kit_mutants.  Each part of them runs in a process of its own, whose report is judged here.  A
-mutant may fail further tests, but skips none on ranks of the CPU that the right plugin does not skip.  Allocators,
-plugins and backends by themselves run the tests that are about their mistakes and a few others, which they pass; with
---exhaustive all of them, and all mutants: else every second one.
+mutant may fail further tests, but skips none on ranks of the CPU that the right plugin does not skip.  Mutants run the
+tests that are about their mistakes and a few others, which they pass; without --exhaustive, every second mutant.
 """
 
 import os
@@ -42,7 +41,6 @@ MAY_SKIP |= dict.fromkeys(COLLECTIVES, _OF_ALL)  # that give every rank somethin
 
 
 def entry_points():
-    """The mutants as an installed distribution names them."""
     points = {
         kind.group: {name: f"kit_mutants.plugins:{plugins.attribute(kind, name)}" for name in named}
         for kind, named in plugins.KINDS.items()
@@ -52,20 +50,17 @@ def entry_points():
 
 
 @pytest.fixture
-def reports(request, tmp_path):
-    """Returns a function: the outcome by plugin and test, of the suite of a part."""
+def reports(tmp_path):
+    """Returns a function (names of plugins): the outcome by plugin and test."""
     site = tmp_path / "site"
     install_distribution(site, "iris-kit-mutants", entry_points=entry_points())
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("IRIS_", "PYTEST_"))}
     environment["OMP_NUM_THREADS"] = environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-    if request.config.getoption("exhaustive"):
-        environment["KIT_MUTANTS_RUN_ALL"] = "1"
 
-    def run(part, names):
+    def run(names):
         report = tmp_path / "report.xml"
-        suite = HERE / f"suite_{part.split()[0]}.py"
-        classes = [f"{suite}::Test_{name}" for name in sorted(names)]
+        classes = [f"{HERE / 'suites.py'}::Test_{name}" for name in sorted(names)]
         # native: pytest's own tracebacks parse the suites' sources again for each failure, and most tests fail here
         options = ["-q", f"--junitxml={report}", "-c", tmp_path / "pytest.ini", "--tb=native"]
         arguments = [*options, "-p", "no:cacheprovider", "-p", "no:logging", *classes]
@@ -100,7 +95,7 @@ def test_every_mutant_is_noticed(reports, some, part):
     """By the tests that are about its mistake; others pass, or the failures would not be about it."""
     every, rights = PARTS[part]
     mutants = {name: every[name] for name in some(sorted(every), 2)}
-    found = reports(part, rights.union(mutants))
+    found = reports(rights.union(mutants))
     assert found.keys() - {f"{mutant} says" for mutant in DEVICE} == rights.union(mutants)
     for right in rights:
         assert with_outcome(found[right], "failed") == set(), right

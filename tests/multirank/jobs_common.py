@@ -13,7 +13,6 @@ from iris_triton.language import asm
 
 @contextlib.contextmanager
 def environment(**variables):
-    """Set variables of this process inside the block."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -74,12 +73,8 @@ def soon(device):
 def compile_together(ctx, launches):
     """Compile kernels that all ranks are going to launch: each on one rank, the others find it in Triton's cache.
 
-    Worth while for many small kernels that are the same on all ranks, so the rank must not be a constexpr of theirs.
-    On the CPU there is nothing to compile.
-
-    Args:
-        ctx: the context.
-        launches: (kernel, positional arguments, keyword arguments), the same on all ranks.
+    `launches` are (kernel, positional arguments, keyword arguments), the same on all ranks, so the rank must not be a
+    constexpr of theirs.  On the CPU there is nothing to compile.
     """
     if ctx.device == "cpu":
         return

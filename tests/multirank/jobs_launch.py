@@ -3,6 +3,7 @@
 import atexit
 import multiprocessing
 import os
+import re
 import sys
 import time
 
@@ -95,9 +96,9 @@ def fork_and_use(device):
     import gc
 
     import torch
+    from jobs_common import said_by
 
     from iris_core import Iris
-    from iris_core.errors import HeapClosedError
 
     with Iris("1MiB", device=device) as ctx:
         x, pid, heap, ccl = ctx.ones(4), os.getpid(), ctx.heap, ctx.ccl
@@ -113,18 +114,12 @@ def fork_and_use(device):
                 "context": ctx.get_device_context, "world": ctx._world.barrier, "peers": heap.check_peers,
                 "device_barrier": ctx.device_barrier,
             }  # fmt: skip
-            allowed, otherwise = [], []
             try:  # whatever happens, the child must not go on as a rank
-                for name, use in uses.items():
-                    try:
-                        use()
-                        allowed.append(name)
-                    except Exception as error:  # noqa: BLE001 - said by the test
-                        if not isinstance(error, HeapClosedError) or f"process {pid}" not in str(error):
-                            otherwise.append(f"{name}: {error!r}")
+                said = {name: said_by(use) for name, use in uses.items()}
+                refused = re.compile(rf"HeapClosedError: .*process {pid}\b", re.DOTALL)
                 ctx.close()
-                os.write(writing, repr((allowed, otherwise)).encode())
-                del uses, use, ctx, heap, ccl, x
+                os.write(writing, repr([each for each in said.items() if not refused.match(each[1])]).encode())
+                del uses, ctx, heap, ccl, x
                 gc.collect()
                 atexit._run_exitfuncs()
             finally:

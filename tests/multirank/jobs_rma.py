@@ -127,7 +127,6 @@ def values(rank: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """What torch can compare in any dtype."""
     return tensor.view(torch.uint8)
 
 
@@ -200,17 +199,13 @@ def operand(rank: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def array(tensor: torch.Tensor) -> np.ndarray:
-    """The same numbers."""
     return (tensor.double() if tensor.dtype.is_floating_point else tensor).cpu().numpy()
 
 
 def run_atomic(op: str, device: str = "cpu", orders_of_all_dtypes: bool = False) -> list[str]:
     """Try an atomic in all dtypes, masks and both forms, and with every sem and scope; return what went wrong.
 
-    Args:
-        op: name after "atomic_".
-        device: where the ranks compute.
-        orders_of_all_dtypes: try each sem and scope with every dtype and not with the first one alone.
+    Each sem and scope is tried with the first dtype alone unless they are `orders_of_all_dtypes`.
     """
     problems, launches = [], []
     with Iris("4MiB", device=device) as ctx:

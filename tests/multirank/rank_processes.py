@@ -17,7 +17,6 @@ class Processes:
         self.started = []
 
     def start(self, main, *args):
-        """Start a process, with a function that sends, and more arguments."""
         ours, theirs = self._server.Pipe(duplex=False)
         process = self._server.Process(target=_run, args=(theirs, main, *args), daemon=True)
         process.start()
@@ -26,13 +25,11 @@ class Processes:
         return process
 
     def start_ranks(self, folder, num_ranks, job, *args):
-        """Start the ranks of a world; each calls `job`."""
         with contextlib.closing(Folder(folder)) as opened:
             for rank in range(num_ranks):
                 opened.announce(rank, self.start(rank_main, folder, rank, num_ranks, job, *args).pid)
 
     def answer(self, index):
-        """Return the next thing that a process finds."""
         process, pipe = self.started[index]
         assert pipe.poll(HANG_S), f"process {index} still runs"
         try:
@@ -63,7 +60,6 @@ def rank_main(tell, folder, rank, num_ranks, job, *args):
 
 
 def wait_until(condition):
-    """Wait for a condition."""
     deadline = time.monotonic() + HANG_S
     while not condition():
         assert time.monotonic() < deadline

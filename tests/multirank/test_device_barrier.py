@@ -23,15 +23,6 @@ def tell(box, value, context, peer, world_size: tl.constexpr):
     ctx.store(box + ctx.rank, value, peer)
 
 
-def tell_all(ctx, box, value, members):
-    for peer in members:
-        tell[(1,)](box, value, ctx.get_device_context(), peer, ctx.num_ranks)
-
-
-def sum_box(ctx, box, total):
-    total += box.sum()
-
-
 def groups(device: str, sets: list[list[int]], rounds: int) -> list[int]:
     """Every group counts by itself; a rank that is in none of them does nothing at all."""
     made = [dist.new_group(members) for members in sets]
@@ -46,9 +37,11 @@ def groups(device: str, sets: list[list[int]], rounds: int) -> list[int]:
             total.zero_()
             ctx.device_barrier(group)
             for r in range(rounds):
-                tell_all(ctx, box, r + 10 ** members.index(ctx.cur_rank), members)
+                value = r + 10 ** members.index(ctx.cur_rank)
+                for peer in members:
+                    tell[(1,)](box, value, ctx.get_device_context(), peer, ctx.num_ranks)
                 ctx.device_barrier(group)
-                sum_box(ctx, box, total)
+                total += box.sum()
                 ctx.device_barrier(group)
             sums.append(int(total.item()))
         ctx.barrier()
@@ -56,7 +49,6 @@ def groups(device: str, sets: list[list[int]], rounds: int) -> list[int]:
 
 
 def refused() -> list[str]:
-    """What a wrong call says."""
     other = dist.new_group([1])
     alone = dist.new_group([0, 1], backend="gloo")
     with Iris("1MiB", device="cpu") as ctx:

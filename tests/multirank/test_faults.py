@@ -138,14 +138,8 @@ def held():
 def suffer(tell, phase, fault, victim, share, folder):
     """Rehearse a world, then live through one in which a fault happens to a rank; open a new world in a folder.
 
-    Tells the kind of what was raised, the ranks that it names, its text, the warnings, and what is left of it all.
-
-    Args:
-        tell: sends to the test.
-        phase, fault: what happens.
-        victim: the rank that it happens to.
-        share: at which of the calls of Python functions that the phase has made before, from 0 to 1.
-        folder: where the new world is.
+    Tells the kind of what was raised, the ranks that it names, its text, the warnings, and what is left of it all.  The
+    fault happens at this `share`, from 0 to 1, of the calls of Python functions that the phase has made before.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     rank, warned = int(os.environ["RANK"]), []
@@ -185,7 +179,6 @@ def renew(folder, rank, num_ranks):
 
 
 def replace(tell, folder, rank, num_ranks):
-    """Be the rank whose process has ended, in a new world."""
     tell(renew(folder, rank, num_ranks))
 
 
@@ -226,7 +219,6 @@ def one_fault(server, phase, fault, seed):
 
 
 def names(victim, named, text):
-    """Whether an error names the rank."""
     return victim in named or re.search(rf"\branks? ([\d, ]*, )?{victim}\b", text.partition(": ")[2])
 
 

@@ -102,7 +102,7 @@ def test_ranks_of_torch_multiprocessing(tmp_path, num_ranks, device):
 
 @pytest.mark.parametrize("num_ranks", [2])
 def test_a_forked_child_is_refused_and_disturbs_nothing(pool, num_ranks, device):
-    assert pool.run(jobs.fork_and_use, num_ranks, device) == [("([], [])", 3.0)] * num_ranks
+    assert pool.run(jobs.fork_and_use, num_ranks, device) == [("[]", 3.0)] * num_ranks
 
 
 CELL = """

@@ -53,7 +53,6 @@ def open_by_variables(tell, rank, num_ranks, variables, folder):
 
 
 def stranger_main(tell, uid, job, *args):
-    """Run a job as another user, and tell what it returns."""
     warnings.simplefilter("ignore")
     if uid != os.geteuid():
         os.setgroups([])
@@ -76,10 +75,7 @@ def hello(token):
 def flood(folder, cards, number):
     """Connect to ranks, many times, and send all sorts of things; what came back, and which errors there were.
 
-    Args:
-        folder: where the ranks meet.
-        cards: what stands on their cards, which no stranger can read: tokens and names of sockets.
-        number: of connections.
+    The ranks' cards, which no stranger can read, have tokens and names of sockets.
     """
     found, connections, errors = set(), [], set()
     for index in range(number):

@@ -150,14 +150,6 @@ def run_serve(rounds: int, shared_file: str, device: str = "cpu") -> list[int]:
         return out[:, 0].tolist()
 
 
-def check_served(served: list[int], num_ranks: int, rounds: int) -> None:
-    """Every rank was served once a round, and its rounds in order."""
-    for sender in range(1, num_ranks):
-        mine = [value for value in served if value % 1000 == sender]
-        assert mine == [1000 * (r + 1) + sender for r in range(rounds)]
-    assert len(served) == rounds * (num_ranks - 1)
-
-
 def wait_for_a_dead_peer(device: str = "cpu") -> str:
     """Rank 1 dies while rank 0 waits for its signal inside a kernel."""
     with environment(IRIS_DEVICE_TIMEOUT="100" if device == "cpu" else "2"):  # a GPU's kernel does not notice
@@ -232,7 +224,9 @@ def test_whoever_comes_is_served(pool, language, num_ranks, device, tmp_path):
     rounds = 10 if device == "cpu" else 200
     args = language, run_serve, rounds, str(tmp_path / "changes"), device
     served, *_ = pool.run(in_language, num_ranks, *args)
-    check_served(served, num_ranks, rounds)
+    for sender in range(1, num_ranks):  # once a round, and its rounds in order
+        assert [value for value in served if value % 1000 == sender] == [1000 * (r + 1) + sender for r in range(rounds)]
+    assert len(served) == rounds * (num_ranks - 1)
 
 
 @pytest.mark.parametrize("num_ranks", [2])

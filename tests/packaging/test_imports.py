@@ -1,4 +1,4 @@
-"""Imports stay light, the core imports no plugin, and every module and public name says what it is."""
+"""Imports stay light, the core imports no plugin, and methods of the contract say what they do."""
 
 import ast
 import subprocess
@@ -9,7 +9,7 @@ from tables import table
 
 from iris_core import hooks
 
-from .workspace import FOLDERS, parsed, project, shown, sources
+from .workspace import FOLDERS, ROOT, parsed, project, shown, sources
 
 
 def entry_point_modules():
@@ -21,11 +21,12 @@ def entry_point_modules():
             yield from (value.partition(":")[0] for value in points.values())
 
 
-LIGHT = sorted({*FOLDERS, *entry_point_modules(), "iris_core.errors", "iris_core.types"})
+LIGHT = sorted({*FOLDERS, *entry_point_modules(), "iris_core.errors", "iris_core.testing", "iris_core.types"})
 PROGRAM = f"""
 import sys
 import {", ".join(LIGHT)}
-print([name for name in ("torch", "triton", "numpy", "pydantic") if name in sys.modules])
+heavy = {{"torch", "triton", "numpy"}}
+print([*sys.modules.keys() & {{*heavy, "pydantic", "pytest", "iris_core.testing.conformance"}}])
 from iris_core.bench import *
 from iris_core.cli import main
 from iris_core.registry import default_registry
@@ -35,7 +36,7 @@ from iris_core.types import DeviceTarget, DeviceType
 assert main(["plugins"]) == main(["config"]) == 0
 select(default_registry(), load_settings(), targets=[DeviceTarget(DeviceType.CPU)])
 print({{"iris_triton._plugin", "iris_triton.settings"}} <= sys.modules.keys())
-print([name for name in ("torch", "triton", "numpy") if name in sys.modules])
+print([*sys.modules.keys() & heavy])
 """
 
 
@@ -52,33 +53,26 @@ def test_modules_with_aggregates_do_not_postpone_annotations():
     assert [path for path, text in aggregates.items() if "from __future__" in text] == []
 
 
-class _Imports(ast.NodeVisitor):
-    """Collects the top-level names of modules that files import at run time, whenever that is."""
-
-    def __init__(self, *paths):
-        self.found = set()
-        for path in paths:
-            self.visit(parsed(path))
-
-    def visit_If(self, node):
-        branches = node.orelse if ast.unparse(node.test) == "TYPE_CHECKING" else [*node.body, *node.orelse]
-        for each in branches:
-            self.visit(each)
-
-    def visit_Import(self, node):
-        self.found |= {alias.name.partition(".")[0] for alias in node.names}
-
-    def visit_ImportFrom(self, node):
-        if not node.level:
-            self.found.add(node.module.partition(".")[0])
+def imported(*paths):
+    """Top-level names of modules that files import at run time, whenever that is."""
+    waiting, found = [parsed(path) for path in paths], set()
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found.add(node.module.partition(".")[0])
+        for_types = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        waiting += node.orelse if for_types else ast.iter_child_nodes(node)
+    return found
 
 
 def test_only_the_registry_and_the_markers_touch_pluggy():
     inside = "iris_core/src/iris_core/registry/"
-    imported = {shown(path): _Imports(path).found for path in sources()}
-    users = {path for path, names in imported.items() if "pluggy" in names and not path.startswith(inside)}
+    found = {shown(path): imported(path) for path in sources()}
+    users = {path for path, names in found.items() if "pluggy" in names and not path.startswith(inside)}
     assert users == {"iris_core/src/iris_core/hooks.py"}
-    assert {path for path, names in imported.items() if "importlib_metadata" in names} == {f"{inside}discovery.py"}
+    assert {path for path, names in found.items() if "importlib_metadata" in names} == {f"{inside}discovery.py"}
 
 
 # Brought by torch's GPU wheels, or by ROCm's: never required (test_who_requires_whom_and_nobody_triton).
@@ -91,8 +85,8 @@ PLUGINS = {"iris_triton": {"iris-allocators"}}
 @table("folder", FOLDERS)
 def test_what_is_imported_is_required(folder):
     about = project(folder)
-    imported = _Imports(*sources(folder)).found - set(sys.stdlib_module_names) - OF_TORCH - {folder}
-    needed = {DISTRIBUTIONS.get(name, name.replace("_", "-")) for name in imported}
+    names = imported(*sources(folder)) - set(sys.stdlib_module_names) - OF_TORCH - {folder}
+    needed = {DISTRIBUTIONS.get(name, name.replace("_", "-")) for name in names}
     extras = [text for texts in about.get("optional-dependencies", {}).values() for text in texts]
     required = {Requirement(text).name for text in about["dependencies"]}
     offered = {Requirement(text).name for text in extras}
@@ -100,30 +94,13 @@ def test_what_is_imported_is_required(folder):
     assert required - needed == PLUGINS.get(folder, set()), "required and not imported"
 
 
-# -- docstrings -------------------------------------------------------------------------------------------------------
-ALSO_METHODS = ("iris_core/api.py", "iris_core/hooks.py", "iris_core/protocols.py")
-
-
-def public_without_docstring(path):
-    """Public functions and classes at the top of a file, some classes' methods, and the file itself."""
-    tree = parsed(path)
-    if not ast.get_docstring(tree):
-        yield shown(path)
-    if path.name.startswith("_") and path.name != "__init__.py":
-        return
-    nodes = list(tree.body)
-    if str(path).endswith(ALSO_METHODS):
-        nodes += [
-            each for node in nodes if isinstance(node, ast.ClassDef) and node.name[0] != "_" for each in node.body
-        ]
-    for node in nodes:
-        is_public = isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_")
-        if is_public and not ast.get_docstring(node):
-            yield f"{shown(path)}:{node.lineno} {node.name}"
-
-
-def test_modules_functions_and_classes():
-    assert [missing for path in sources() for missing in public_without_docstring(path)] == []
+# -- docstrings of modules, functions and classes are the linter's business -------------------------------------------
+@table("name", ["api", "hooks", "protocols"])
+def test_methods_of_the_contract_have_docstrings(name):
+    tree = parsed(ROOT / "iris_core" / "src" / "iris_core" / f"{name}.py")
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name[0] != "_"]
+    methods = [each for node in classes for each in node.body if isinstance(each, ast.FunctionDef)]
+    assert [each.name for each in methods if each.name[0] != "_" and not ast.get_docstring(each)] == []
 
 
 def test_every_hook_is_specified_and_listed():

@@ -23,7 +23,6 @@ def requirements(texts):
 
 
 def names(folder):
-    """Names of what a distribution requires."""
     return {Requirement(text).name for text in project(folder)["dependencies"]}
 
 

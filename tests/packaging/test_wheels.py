@@ -1,29 +1,87 @@
 """What a user installs from wheels: ours, and a third party's, which is found, chosen and used; no repository."""
 
+import importlib.util
 import json
+import os
+import pathlib
 import re
 import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
 import zipfile
 
 import pytest
 
-from .installation import EXAMPLE, Environment, build_wheels
 from .workspace import FOLDERS, ROOT, pyproject
 
 pytestmark = pytest.mark.slow
 
 PACKAGE = "iris_example_backend"
+EXAMPLE = ROOT / "examples" / "plugins" / PACKAGE
+_LEFTOVERS = shutil.ignore_patterns("*.egg-info", "build", "dist", "__pycache__", ".pytest_cache")
+_PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
+_TIMEOUT_S = 300
+
+
+def build_wheels(folder):
+    """Build wheels of the four distributions and of the example from copies; returns the folder that has them."""
+    for module in ("pip", "setuptools"):
+        if importlib.util.find_spec(module) is None:
+            pytest.skip(f"{module} is not installed, so no wheel can be built")
+    copies = []
+    for source in (*(ROOT / name for name in FOLDERS), EXAMPLE):
+        copies.append(folder / "sources" / source.name)
+        shutil.copytree(source, copies[-1], ignore=_LEFTOVERS)  # building writes next to the sources
+    wheels = folder / "wheels"
+    command = ("wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", wheels, *copies)
+    done = subprocess.run([*_PIP, *command], capture_output=True, text=True, check=False, timeout=_TIMEOUT_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return wheels
+
+
+class Environment:
+    """A virtual environment with our wheels, in front of the distributions of other people that are installed here."""
+
+    def __init__(self, folder, wheels):
+        self.folder = folder
+        venv.create(folder / "venv", symlinks=True)
+        self.scripts = folder / "venv" / "bin"
+        self.site_packages = pathlib.Path(sysconfig.get_path("purelib", "venv", {"base": str(folder / "venv")}))
+        (self.site_packages / "third_party.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+        environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # this environment alone
+        names = (wheel.name.partition("-")[0] for wheel in wheels.glob("*.whl"))
+        options = ("--no-compile", "--no-index", "--find-links", wheels, "--no-deps", "--force-reinstall")
+        install = ("install", *options, *names)
+        for command in (install, ("check",)):
+            run = [*_PIP, "--python", self.scripts / "python", *command]
+            done = subprocess.run(run, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S, env=environ)
+            assert done.returncode == 0 or command == ("check",), done.stdout + done.stderr
+        self.problems = done.stdout.splitlines()
+
+    def output(self, program, *arguments):
+        """What "python", "iris" or a program of this source prints, outside the checkout, without our settings."""
+        if "\n" in program:
+            (self.folder / "program.py").write_text(program)
+            program, arguments = "python", ("program.py", *arguments)
+        ours = ("IRIS_", "PYTHON", "PYTEST_", "COV_", "COVERAGE_", "VIRTUAL_ENV")
+        environ = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+        environ |= {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+        command = [self.scripts / program, *map(str, arguments)]
+        options = {"capture_output": True, "text": True, "cwd": self.folder, "env": environ, "timeout": _TIMEOUT_S}
+        done = subprocess.run(command, check=False, **options)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
 
 
 @pytest.fixture(scope="session")
 def wheels(tmp_path_factory):
-    """A folder with wheels of the four distributions and of the example."""
     return build_wheels(tmp_path_factory.mktemp("build"))
 
 
 @pytest.fixture(scope="session")
 def installed(tmp_path_factory, wheels):
-    """An environment in which a user has installed all of them."""
     return Environment(tmp_path_factory.mktemp("installed"), wheels)
 
 

@@ -10,12 +10,10 @@ FOLDERS = ("iris_core", "iris_allocators", "iris_triton", "iris_gluon")
 
 
 def pyproject(folder):
-    """The parsed pyproject.toml of a distribution."""
     return tomllib.loads((ROOT / folder / "pyproject.toml").read_text())
 
 
 def project(folder):
-    """Its [project] table."""
     return pyproject(folder)["project"]
 
 
@@ -31,5 +29,4 @@ def parsed(path):
 
 
 def shown(path):
-    """A path as test ids and messages show it."""
     return str(path.relative_to(ROOT))

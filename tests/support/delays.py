@@ -16,13 +16,8 @@ def late_after_signals(path, rank, num_ranks, share):
     """Stop programs of this CPU rank at random after they have changed a word; those of a few flags one by one.
 
     One peer then has what it waits for, and goes on, long before the next one, whose data and signal are still to come.
-    A late program goes on when no peer has changed a word for a while.
-
-    Args:
-        path: of a file that the ranks of one run share; made here.
-        rank: this rank's number, from 0.
-        num_ranks: ranks of the run.
-        share: how many of the atomics that change something are followed by a delay.
+    A late program goes on when no peer has changed a word for a while.  The ranks of one run share the file of `path`,
+    which is made here; this `share` of the atomics that change something is followed by a delay.
     """
     with open(path, "ab") as file:  # all make it as long as it has to be
         file.truncate(8 * num_ranks)

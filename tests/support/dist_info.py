@@ -35,12 +35,7 @@ plugin = Plugin()
 def install_distribution(folder, name, version="1.0", *, entry_points=None, modules=None):
     """Write a distribution's dist-info folder and its modules, as an installer would; returns the former.
 
-    Args:
-        folder: site folder; made if it does not exist.
-        name: name of the distribution.
-        version: its version.
-        entry_points: per group, entry point names and what they name.
-        modules: source text by dotted module name; parent packages are made.
+    `entry_points` are, by group, names and what they name; `modules` are source texts by dotted name.
     """
     info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True)
@@ -66,14 +61,9 @@ def provider_source(
 ):
     """Return the source of a module with a valid provider plugin, `plugin`.
 
-    Args:
-        name: the plugin's name.
-        kind: member of `PluginKind`.
-        info: further arguments of `PluginInfo`; without any, the plugin works on the CPU, an allocator provides
-            remote loads, stores and atomics, and a backend requires them.
-        settings: expression that `iris_plugin_settings` returns.
-        probe: body of `iris_plugin_probe(target)`.
-        create: body of `iris_plugin_create(request)`.
+    `info` are further arguments of `PluginInfo`; without any, the plugin works on the CPU, an allocator provides remote
+    loads, stores and atomics, and a backend requires them.  `settings` is the expression that `iris_plugin_settings`
+    returns, `probe` and `create` are the bodies of these hooks.
     """
     relation = {"ALLOCATOR": "provides", "BACKEND": "requires"}.get(kind)
     capabilities = "frozenset({Capability.REMOTE_LOAD_STORE, Capability.REMOTE_ATOMICS})"

@@ -12,18 +12,8 @@ from multiprocessing import forkserver, resource_tracker
 def run(function, *args, cwd=None, environ=None, timeout_s=300.0):
     """Call a function of a module in a process of its own, as `subprocess.run` does with a command.
 
-    Args:
-        function: what the process calls; an int that it returns is the status, as is that of a SystemExit.
-        *args: its arguments, which are pickled.
-        cwd: the folder that it runs in.
-        environ: all of its environment variables; those of this process by default.
-        timeout_s: bound in seconds; the process is ended then.
-
-    Returns:
-        A subprocess.CompletedProcess with what it has written as text.
-
-    Raises:
-        subprocess.TimeoutExpired: it took longer.
+    An int that it returns is the status, as is that of a SystemExit.  `environ` is all of its environment, that of this
+    process by default.  Returns a subprocess.CompletedProcess with text; raises subprocess.TimeoutExpired.
     """
     with tempfile.TemporaryDirectory() as folder:
         files = [os.path.join(folder, name) for name in ("stdout", "stderr")]

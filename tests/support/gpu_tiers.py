@@ -41,7 +41,6 @@ _TIER = pytest.StashKey[int]()
 _COLLECTED = pytest.StashKey[collections.Counter]()
 _OUTCOMES = ("passed", "failed", "skipped")
 _ADDED_UP = (*_OUTCOMES, "seconds", "failures")
-_NUM_SLOWEST = 5
 
 
 # -- which tests belong to which tier ---------------------------------------------------------------------------------
@@ -84,7 +83,6 @@ def tier_of(item):
 
 
 def pytest_addoption(parser):
-    """Add the options."""
     add = parser.getgroup("GPU tiers").addoption
     add("--gpu-tiers", metavar="TIERS",
         help='run the tests that need GPUs and no others: "all" that the visible GPUs allow, or tiers such as "1 2 4", '
@@ -99,7 +97,6 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    """Register the markers and, where tiers are asked for, what counts and reports them."""
     for line in _MARKERS:
         config.addinivalue_line("markers", line)
     wanted, folder = config.getoption("--gpu-tiers"), config.getoption("--gpu-report")
@@ -148,15 +145,9 @@ def pytest_runtest_makereport(item):
 # -- running tiers ----------------------------------------------------------------------------------------------------
 @dataclass
 class _Test:
-    """What became of one test."""
-
     outcome: str = "passed"
     reason: str = ""
     seconds: float = 0.0
-
-
-def _slowest(seconds):
-    return dict(sorted(seconds.items(), key=lambda each: -each[1])[:_NUM_SLOWEST])
 
 
 def _as_json(gpus, tests, collected):
@@ -169,7 +160,6 @@ def _as_json(gpus, tests, collected):
         "seconds": round(sum(test.seconds for test in tests.values()), 1),
         "failures": [name for name, test in tests.items() if test.outcome == "failed"],
         "skip_reasons": dict(collections.Counter(t.reason for t in tests.values() if t.outcome == "skipped")),
-        "slowest": _slowest({name: round(test.seconds, 1) for name, test in tests.items()}),
     }
 
 
@@ -178,7 +168,7 @@ def _added(part, whole):
     both = {key: whole[key] + part[key] for key in _ADDED_UP}
     skips = collections.Counter(whole["skip_reasons"]) + collections.Counter(part["skip_reasons"])
     both |= {"collected": max(whole["collected"], part["collected"]), "seconds": round(both["seconds"], 1)}
-    return part | both | {"skip_reasons": dict(skips), "slowest": _slowest(whole["slowest"] | part["slowest"])}
+    return part | both | {"skip_reasons": dict(skips)}
 
 
 class _Run:

@@ -12,14 +12,7 @@ _numbers = itertools.count()
 
 
 def kernel_of(jit, parameters, text, **names):
-    """Make a kernel.
-
-    Args:
-        jit: the decorator of its language.
-        parameters: as in `def`.
-        text: its statements.
-        **names: what it refers to.
-    """
+    """Make a kernel with the decorator of its language, parameters as in `def`, statements, and names they refer to."""
     source = f"def kernel({parameters}):\n{textwrap.indent(text, '    ')}\n"
     file = f"kernel_{next(_numbers)}.py"
     linecache.cache[file] = len(source), None, source.splitlines(True), file  # where `inspect` looks for it

@@ -10,22 +10,13 @@ GPU_TIERS = [
 
 
 def rank_counts(*counts, seldom=()):
-    """Values of `num_ranks` for `pytest.mark.parametrize`, in order.
-
-    Args:
-        counts: always tried.
-        seldom: on the CPU, tried with --exhaustive alone; on GPUs, where they are tiers, always.
-    """
+    """Values of `num_ranks` for `pytest.mark.parametrize`; those tried `seldom` on the CPU are tiers on GPUs."""
     marked = [pytest.param(count, marks=pytest.mark.exhaustive(device="cpu")) for count in seldom]
     return sorted([*counts, *marked], key=lambda each: each if isinstance(each, int) else each.values[0])
 
 
 def languages(triton, gluon=None):
-    """Names and values of `language` and `num_ranks` for `pytest.mark.parametrize`.
-
-    Args:
-        triton, gluon: numbers of ranks as `rank_counts` makes them; in Gluon the same ones unless they are given.
-    """
+    """Names and values of `language` and `num_ranks`, by default the same in Gluon, for `pytest.mark.parametrize`."""
     values = []
     for language, counts in (("triton", triton), ("gluon", gluon or triton)):
         for count in counts:

@@ -8,8 +8,6 @@ from iris_triton.testing.compile_only import TARGETS, compile_for
 
 
 class Compilation(NamedTuple):
-    """One kernel compiled for one target."""
-
     kernel: str
     target: str
     compiled: Any
@@ -19,8 +17,7 @@ class Compilation(NamedTuple):
 def record(targets=TARGETS):
     """Compile every kernel that is launched within the block for `targets` as well; the launch follows as usual.
 
-    Yields a list that grows by a `Compilation` per launch and target; Triton caches repeats.  What does not compile
-    raises at the launch.
+    Yields a list that grows by a `Compilation` per launch and target.  What does not compile raises at the launch.
     """
     interpreter.enable()
     compilations = []

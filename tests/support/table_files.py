@@ -19,5 +19,4 @@ def table_file(folder, *rows, **head):
 
 
 def without_none(fields):
-    """The fields that are not None."""
     return {name: value for name, value in fields.items() if value is not None}

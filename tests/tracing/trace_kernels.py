@@ -1,12 +1,11 @@
-"""Kernels that record events, in both languages, and the same without a context."""
+"""Kernels that record events, and the same without a context."""
 # mypy: ignore-errors
 
 import triton
 import triton.language as tl
-from triton.experimental import gluon
-from triton.experimental.gluon import language as gl
 
 from iris_triton import DeviceContext, language
+from iris_triton.language.blocks import lanes  # so that Gluon can compile the first kernel, too
 from iris_triton.language.trace import TraceEvent
 
 MINE = 4242
@@ -17,29 +16,13 @@ _MINE = tl.constexpr(MINE)
 def record(x, y, word, context, rank, WORLD: tl.constexpr, TRACING: tl.constexpr, BLOCK: tl.constexpr):
     """A load, a store, an atomic, and events of its own."""
     ctx = DeviceContext.initialize(context, rank, WORLD, TRACING)
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    i = tl.program_id(0) * BLOCK + lanes(BLOCK)
     peer = (rank + 1) % WORLD
     whole = ctx.tracing.record_event_start(TraceEvent().compute, rank, 7, 3, 4)
     value = ctx.load(x + i, peer, mask=i < 60)
     ctx.store(y + i, value, peer)
     ctx.atomic_add(word, 1, peer)
     ctx.tracing.record_event_start(_MINE, rank, x, 5, 6)
-    ctx.tracing.record_event_end(whole)
-
-
-@gluon.jit
-def record_gluon(
-    IrisDeviceCtx: gl.constexpr, context, x, y, word, TRACING: gl.constexpr, BLOCK: gl.constexpr, LANES: gl.constexpr
-):
-    """The same in Gluon."""
-    ctx = IrisDeviceCtx.initialize(context, TRACING)
-    i = gl.program_id(0) * BLOCK + gl.arange(0, BLOCK, gl.BlockedLayout([1], [LANES], [gl.num_warps()], [0]))
-    peer = (ctx.cur_rank + 1) % ctx.num_ranks
-    whole = ctx.tracing.record_event_start(TraceEvent().compute, ctx.cur_rank, 7, 3, 4)
-    value = ctx.load(x + i, peer, mask=i < 60)
-    ctx.store(y + i, value, peer)
-    ctx.atomic_add(word, 1, peer)
-    ctx.tracing.record_event_start(_MINE, ctx.cur_rank, x, 5, 6)
     ctx.tracing.record_event_end(whole)
 
 

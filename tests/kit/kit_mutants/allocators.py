@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import itertools
 import mmap
 import os
 import weakref
@@ -28,30 +29,10 @@ CrookedBase = made(lambda self: setattr(self, "base_ptr", self.base_ptr + 1))
 ShortHeap = made(lambda self: setattr(self, "nbytes", self.nbytes - mmap.PAGESIZE))
 LeakyDescriptor = made(lambda self: _kept.append(os.dup(self._memory[0])))
 OddGranularity = wrong(HostAllocator, granularity=property(lambda self: 3 * mmap.PAGESIZE))
-
-
-class RestlessGeneration(HostAllocator):
-    _reads = 0
-
-    @property
-    def generation(self):
-        self._reads += 1
-        return self._reads
-
-
-class OneMemory(HostAllocator):
-    """Every heap of the process is the same memory."""
-
-    _first = None
-
-    def __init__(self, request):
-        super().__init__(request)
-        cls = type(self).__mro__[1]
-        fd, *own = self._memory
-        if cls._first is None or cls._first[1] < self.nbytes:
-            cls._first = own, self.nbytes, self.base_ptr
-        shared, _, self.base_ptr = cls._first
-        self._memory = (fd, *shared)
+OneMemory = made(lambda self: setattr(self, "base_ptr", mmap.PAGESIZE << 20))
+"""Every heap of the process is the same memory."""
+RestlessGeneration = wrong(HostAllocator, generation=property(lambda self, reads=itertools.count(): next(reads)))
+"""Another one whenever it is asked for."""
 
 
 class SwappedParameters(HostAllocator):

@@ -28,18 +28,11 @@ NothingForNothing = wrong(
 """No elements: a division by zero."""
 LastFirst = wrong(Exchange, reduce=lambda self, reduce, plan, inputs: reduce(plan, inputs[::-1]))
 """Promises its bits, and adds up in another order."""
-
-
-class RootZero(Exchange):
-    """Whoever the root is, only rank 0 is heard."""
-
-    op = "broadcast"
-
-    def launch(self, plan, out, inp, stream=None):
-        inputs = plan.exchange_tensors(inp)
-        if inputs[0] is not None:
-            self.finish(plan, out, inputs[0])
-        return Done()
+RootZero = wrong(
+    Exchange, op="broadcast",
+    result=lambda self, result, plan, inputs: result(plan, inputs) * (plan.request.options["root"] == 0),
+)  # fmt: skip
+"""Only rank 0 is heard."""
 
 
 class HalfPrecision(Exchange):

@@ -3,14 +3,8 @@
 Imports nothing, for plugins have to be light.
 """
 
-import os
-
-RUN_ALL = "KIT_MUTANTS_RUN_ALL" in os.environ
-"""Whether mutants run the whole suite, and not only what is about them and what they pass."""
-
 
 def functions_about(killers):
-    """Names of test functions, from the ids of their cases."""
     return {f"test_{killer.partition('[')[0]}" for killer in killers}
 
 

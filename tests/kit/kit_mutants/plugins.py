@@ -24,13 +24,7 @@ class Settings(PluginSettings):
 
 
 class Plugin:
-    """Creates `factory` ("module:class") and gives it its own description.
-
-    Args:
-        kind: what the class is.
-        name: name of the plugin, equal to its entry point's.
-        factory: where the class is; imported when it is created.
-    """
+    """Creates `factory` ("module:class"), which is imported only then, and gives it its own description."""
 
     settings = Settings
 
@@ -78,34 +72,17 @@ class UndescribedSettings(PluginSettings):
 
 
 def hooked(name, hook):
-    """A plugin with a hook of its own."""
     return type("Hooked", (Plugin,), {f"iris_plugin_{name}": hookimpl(hook)})
 
 
-def _no_reason(self, target):
-    return Availability(ok=target.type is DeviceType.CPU)
-
-
-def _wrong_argument(self, device):
-    return Availability.yes()
-
-
-def _raising(self, targets):
-    raise RuntimeError("no such driver")
-
-
-def _wordless(self):
-    return [Finding("the driver", Verdict.BROKEN, " ")]
-
-
 RIGHT_ALLOCATOR = "iris_allocators.host:HostAllocator"
-RIGHT_BACKEND = "iris_triton.backend:TritonBackend"
 
 
-def _plugins(kind, module, names):
+def _plugins(kind, module, names, prefix=""):
     """Plugins for classes that are called as the plugins, in another spelling."""
-    factory = f"kit_mutants.{module}:"
-    return {name: Plugin(kind, name, factory + name.replace("-", " ").title().replace(" ", "")) for name in names}
+    classes = {name: name.replace("-", " ").title().replace(" ", "") for name in names}
+    made = {prefix + name: f"kit_mutants.{module}:{each}" for name, each in classes.items()}
+    return {name: Plugin(kind, name, factory) for name, factory in made.items()}
 
 
 ALLOCATORS = {"right-allocator": Plugin(PluginKind.ALLOCATOR, "right-allocator", RIGHT_ALLOCATOR)}
@@ -119,24 +96,21 @@ for _plugin in GROWING.values():
     _more = {Capability.GROWTH, Capability.DECOMMIT, Capability.IMPORT_TENSOR}
     _plugin.info = dataclasses.replace(_plugin.info, provides=_REMOTE | _more)
 
-BACKENDS = {"right-backend": Plugin(PluginKind.BACKEND, "right-backend", RIGHT_BACKEND)}
+BACKENDS = {"right-backend": Plugin(PluginKind.BACKEND, "right-backend", "iris_triton.backend:TritonBackend")}
 BACKENDS |= _plugins(PluginKind.BACKEND, "backends", killers.BACKENDS)
 OPTIONAL = _plugins(PluginKind.BACKEND, "backends", killers.OPTIONAL)
 FAMILIES = _plugins(PluginKind.BACKEND, "backends", killers.FAMILIES)
 
 _OPS = "all-reduce all-gather reduce-scatter all-to-all broadcast reduce gather scatter push"
-RIGHT_COLLECTIVES = {
-    f"right-{name}": plugin for name, plugin in _plugins(PluginKind.COLLECTIVE, "reference", _OPS.split()).items()
-}
-for _name, _plugin in RIGHT_COLLECTIVES.items():
-    _plugin.info = dataclasses.replace(_plugin.info, name=_name)
-COLLECTIVES = {**RIGHT_COLLECTIVES}
-COLLECTIVES |= _plugins(PluginKind.COLLECTIVE, "collectives", killers.COLLECTIVES)
+RIGHT_COLLECTIVES = _plugins(PluginKind.COLLECTIVE, "reference", _OPS.split(), "right-")
+COLLECTIVES = RIGHT_COLLECTIVES | _plugins(PluginKind.COLLECTIVE, "collectives", killers.COLLECTIVES)
 
 _CLASSES = {
-    "no-reason": hooked("probe", _no_reason), "wrong-argument": hooked("probe", _wrong_argument),
-    "raising-diagnosis": hooked("diagnose", _raising), "wordless-diagnosis": hooked("diagnose", _wordless),
-}  # fmt: skip
+    "no-reason": hooked("probe", lambda self, target: Availability(ok=target.type is DeviceType.CPU)),
+    "wrong-argument": hooked("probe", lambda self, device: Availability.yes()),
+    "raising-diagnosis": hooked("diagnose", lambda self, targets: 1 / 0),
+    "wordless-diagnosis": hooked("diagnose", lambda self: [Finding("the driver", Verdict.BROKEN, " ")]),
+}
 PLUGINS = {
     name: _CLASSES.get(name, Plugin)(PluginKind.ALLOCATOR, name, RIGHT_ALLOCATOR)
     for name in killers.PLUGINS

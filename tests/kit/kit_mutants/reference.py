@@ -8,12 +8,9 @@ writes, and before it is done.
 from __future__ import annotations
 
 import ctypes
-import datetime
 import functools
-import pickle
 
 import torch
-import torch.distributed as dist
 
 from iris_core.dispatch.requests import REDUCING
 from iris_core.testing.conformance.collective_jobs import ARITHMETIC, BITWISE, COMBINE, DTYPES, INTEGERS, OPS, content
@@ -33,24 +30,16 @@ class Done:
 
 
 class Plan:
-    """The members' means to talk: they put what they bring into the store of the ranks."""
+    """The members' means to talk."""
 
     def __init__(self, request, context):
         self.request = request
         self.context = context
-        store = dist.distributed_c10d._get_default_store()
-        name = "/".join(map(str, ["kit", *request.members]))
-        turn = store.add(f"{name}/{request.rank}", 1)  # every member makes the same plans
-        self._store = dist.PrefixStore(f"{name}/{turn}", store)
-        self._exchanges = 0
+        self._world = context._world.subworld(request.members).apart("kit")
 
     def exchange(self, mine):
         """Return what every member has brought."""
-        self._exchanges += 1
-        self._store.set(f"{self._exchanges}/{self.request.rank}", pickle.dumps(mine))
-        names = [f"{self._exchanges}/{member}" for member in range(self.request.group_size)]
-        self._store.wait(names, datetime.timedelta(seconds=30))
-        return [pickle.loads(self._store.get(name)) for name in names]
+        return [self._world.broadcast_object(mine, member) for member in range(self.request.group_size)]
 
     def exchange_tensors(self, mine):
         """Return every member's tensor on the CPU, or None; as bytes, for torch does not pickle all element types."""
@@ -103,11 +92,9 @@ class Exchange:
         return Done()
 
     def finish(self, plan, out, result):
-        """Put the result where it belongs."""
         out.copy_(result.to(out.dtype).reshape(out.shape))
 
     def result(self, plan, inputs):
-        """This rank's output."""
         rank, size = plan.request.rank, plan.request.group_size
         if self.op == "all_to_all":
             return torch.cat([each.tensor_split(size)[rank] for each in inputs])
@@ -157,7 +144,6 @@ class Push(Exchange):
         return [heap.heap_bases[member] + each for member, each in zip(plan.request.members, offsets, strict=True)]
 
     def leave(self, plan):
-        """Wait until everybody has stored."""
         plan.exchange(None)
 
 
