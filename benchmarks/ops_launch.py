@@ -101,8 +101,8 @@ def launch(state: State, ctx: Iris) -> None:
     candidates = ctx.ops.explain(op, *named, **tiles.options).candidates
     for name in (each.name for each in candidates if each.ok and each.name in NAMED):
 
-        def call_named(name: str = name) -> None:
-            run(*named, config=FusedConfig(algorithm=name), **tiles.options)
+        def call_named(config: FusedConfig = FusedConfig(algorithm=name)) -> None:  # noqa: B008 - one for all calls
+            run(*named, config=config, **tiles.options)
 
         call_named()
         state.provider(

@@ -43,7 +43,7 @@ _SMALL = 32  # a group may take this part of the system area, or less, also when
 _CONTROL, _MAIL, _OPS = "control", "mail", "ops"  # regions: two that are no workspaces, and that of fused operations
 _OPS_STEP_NBYTES = 16 << 20  # of the latter's size, where a power of two does not fit
 _LEAST_NBYTES = 4 << 10
-_PART_OF_LIMIT = 8  # of a workspace for pieces whose size differs between members
+_PART = 8  # of the limit and of the heap, a workspace for pieces whose size differs between members
 
 Scratch = dict[tuple[tuple[int, ...], str], torch.Tensor]
 """Local memory that the plans of one team share, by members and use: their calls run one after the other.
@@ -295,7 +295,8 @@ class Team:
             minimum: smallest size that is of any use; UnsupportedError if not even that is left.
         """
         limit = max(self._memory.limit_nbytes, _power_of_2(minimum))
-        nbytes = limit // _PART_OF_LIMIT if nbytes is None else nbytes
+        if nbytes is None:
+            nbytes = min(limit, self._memory.heap.usable_nbytes) // _PART
         wanted = min(_power_of_2(max(nbytes, minimum)), limit)
         known = self._regions.get(name, [])
         while True:
