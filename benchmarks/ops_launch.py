@@ -101,7 +101,7 @@ def launch(state: State, ctx: Iris) -> None:
     candidates = ctx.ops.explain(op, *named, **tiles.options).candidates
     for name in (each.name for each in candidates if each.ok and each.name in NAMED):
 
-        def call_named(config: FusedConfig = FusedConfig(algorithm=name)) -> None:  # noqa: B008 - one for all calls
+        def call_named(config: FusedConfig = FusedConfig(algorithm=name)) -> None:
             run(*named, config=config, **tiles.options)
 
         call_named()

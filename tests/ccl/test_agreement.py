@@ -132,7 +132,7 @@ DIFFERING = [
     ("ranks 0, 1, 2 on ranks 0, 1; ranks 0, 2, 1 on rank 2", lambda t, odd: (
         t.all_reduce(t.y, t.x, group=[0, 2, 1] if odd else None))),
     ("ranks 2, 0, 1 on ranks 0, 1; ranks 2, 1, 0 on rank 2", lambda t, odd: t.team((2, 1, 0) if odd else (2, 0, 1))),
-    ("4 x 8 .* on ranks 0, 1; 6 x 4 times 4 x 4 .*on rank 2", lambda t, odd: (
+    ("4 x 8 on ranks 0, 1; 6 x 4 times 4 x 4 on rank 2", lambda t, odd: (
         t.matmul_all_reduce(t.out[:, : 8 - 4 * odd], t.x, t.b[:, : 8 - 4 * odd]))),
     ("times float8_e4m3fn to float32 on ranks 0, 1; .* times float8_e5m2 to", lambda t, odd: (
         t.matmul_all_reduce(t.out, t.x.to(F8[0]), t.b.to(F8[odd])))),
