@@ -2,7 +2,6 @@
 
 import _thread
 import contextlib
-import ctypes
 import threading
 import time
 
@@ -15,7 +14,6 @@ from tables import table
 
 import iris_triton as iris
 from iris_core import Iris
-from iris_core.device.status import Standstill
 from iris_core.errors import DeviceTimeoutError, PeerLostError
 from iris_triton import interpreter
 from iris_triton.interpreter import DeadlockError, scheduler
@@ -96,15 +94,6 @@ def test_a_waiting_kernel_notices_that_a_peer_has_ended(make_heap):
     with pytest.raises(PeerLostError, match="rank 1"):
         stuck[(3,)](heap.tensor(0, 128, 2, torch.int32), POLLS["volatile"])
     assert len(calls) == 2
-
-
-def test_a_deadlock_on_a_heap_names_block_and_rank(make_heap):
-    calls = []
-    heap = make_heap(1, (128, 8, "flag"), rank=3, check=lambda: calls.append(None))
-    with interpreter.configured(timeout_s=0.3), pytest.raises(DeadlockError, match="on rank 3") as info:
-        stuck[(1,)](heap.tensor(0, 128, 2, torch.int32), POLLS["volatile"])
-    assert "(byte 0 of block 'flag' of 8 bytes at offset 128 of the heap of rank 0)" in str(info.value)
-    assert calls
 
 
 @triton.jit
@@ -222,18 +211,7 @@ def test_alone_a_deadlock_is_an_error_at_once(on_heap):
         with pytest.raises(DeadlockError, match="no program of any rank changes") as caught:
             stuck[(3,)](flag, POLLS["volatile"])
     assert caught.value.kernel == "stuck"
-    assert ("on rank 0 of 1" in str(caught.value)) == on_heap
-
-
-@pytest.mark.parametrize("how", ["plain", "volatile"])
-def test_another_thread_may_end_the_wait(how, monkeypatch):
-    monkeypatch.setattr(scheduler, "_IDLE_LOADS", 500)
-    flag = words()
-    writer = threading.Timer(1.0, flag.fill_, (1,))
-    writer.start()
-    with interpreter.configured(timeout_s=NEVER):
-        stuck[(2,)](flag, POLLS[how])
-    writer.join()
+    assert [text in str(caught.value) for text in ("on rank 0 of 1", "of the heap of rank 0)")] == [on_heap] * 2
 
 
 @triton.jit
@@ -279,35 +257,3 @@ def test_bounded_waits_end_by_themselves(monkeypatch):
         wait_bounded[(2,)](ctx.get_device_context(), ctx.zeros(1, dtype=torch.int64))
         with pytest.raises(DeviceTimeoutError):
             ctx.barrier()
-
-
-def make_ranks(size):
-    memory = (ctypes.c_uint64 * (2 * size))()
-    rows = [ctypes.addressof(memory) + 16 * rank for rank in range(size)]
-    ranks = [Standstill(rows, rank) for rank in range(size)]
-    for rank in ranks:
-        rank.memory = memory
-        assert not rank.report(False)
-    return ranks
-
-
-def test_all_ranks_learn_that_they_stand_still():
-    a, b, c = make_ranks(3)
-    told = [each.report(True) for _ in range(4) for each in (a, b, c)]
-    first = told.index(True)
-    assert first >= 3 + 3  # nobody says so before all have polled twice behind somebody's first look
-    assert all(told[first:])
-    assert not b.report(False)  # what was said of an earlier wait does not count
-    assert not b.report(True)
-
-
-@pytest.mark.parametrize("late", ["never waits", "moves", "stops reporting"])
-def test_a_rank_that_may_move_keeps_the_others_waiting(late):
-    a, b, c = make_ranks(3)
-    for turn in range(50):
-        assert not a.report(True)
-        assert not b.report(True)
-        if late == "moves":
-            assert not c.report(turn % 2 == 0)
-        elif late == "stops reporting" and turn == 0:
-            assert not c.report(True)
