@@ -121,9 +121,9 @@ def test_chunks_stay_on_a_die(count, dies, chunk):
 
 FUNCTION = """
 ctx = DeviceContext.from_tensor(context, 1)
-src, dst = make_tensor_view(inp, 8, 8, 8, 1), make_tensor_view(out, 8, 8, 8, 1)
-place = TileView(0, 0, 8, 8)
-tile = Tile(0, 0, 8, 8, place.partial(src))
+src, dst = make_tensor_view(staging, 16, 8, 8, 1), make_tensor_view(out, 16, 8, 8, 1)
+place = TileView(tl.program_id(0), 0, 8, 8)
+tile = Tile(tl.program_id(0), 0, 8, 8, place.partial(make_tensor_view(inp, 16, 8, 8, 1)))
 """
 
 
@@ -140,12 +140,14 @@ tile = Tile(0, 0, 8, 8, place.partial(src))
 def test_functions_of_x_take_the_arguments_of_amds_iris(text, variant):
     """test_tiles calls the methods, to which these pass them on, between ranks."""
     names = {"tl": tl, "x": x, "DeviceContext": DeviceContext, "Tile": Tile, "TileView": TileView}
-    parameters = "inp, out, locks, context"
+    parameters = "inp, staging, out, locks, context"
     kernel = kernel_of(triton.jit, parameters, FUNCTION + text, make_tensor_view=make_tensor_view, **names)
     with Iris("1MiB", device="cpu") as ctx:
-        inp, out, locks = ctx.randn(8, 8), ctx.zeros(8, 8), make_locks(ctx, 8, 8, 8, 8, variant)
-        kernel[(1,)](inp, out, locks, ctx.get_device_context())
-        assert torch.equal(out, inp)
+        inp, out, locks = ctx.randn(16, 8), ctx.zeros(16, 8), make_locks(ctx, 16, 8, 8, 8, variant)
+        staging, rounded = ctx.zeros(16, 8, dtype=torch.bfloat16), inp.to(torch.bfloat16)
+        staging.copy_(rounded if "gather" in text else staging)
+        kernel[(2,)](inp, staging, out, locks, ctx.get_device_context())
+        assert torch.equal(out, rounded.float() if "src" in text else inp)
 
 
 # -- what is refused --------------------------------------------------------------------------------------------------

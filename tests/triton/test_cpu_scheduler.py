@@ -2,6 +2,7 @@
 
 import _thread
 import contextlib
+import ctypes
 import threading
 import time
 
@@ -14,6 +15,7 @@ from tables import table
 
 import iris_triton as iris
 from iris_core import Iris
+from iris_core.device.status import Standstill
 from iris_core.errors import DeviceTimeoutError, PeerLostError
 from iris_triton import interpreter
 from iris_triton.interpreter import DeadlockError, scheduler
@@ -257,3 +259,35 @@ def test_bounded_waits_end_by_themselves(monkeypatch):
         wait_bounded[(2,)](ctx.get_device_context(), ctx.zeros(1, dtype=torch.int64))
         with pytest.raises(DeviceTimeoutError):
             ctx.barrier()
+
+
+def make_ranks(size):
+    memory = (ctypes.c_uint64 * (2 * size))()
+    rows = [ctypes.addressof(memory) + 16 * rank for rank in range(size)]
+    ranks = [Standstill(rows, rank) for rank in range(size)]
+    for rank in ranks:
+        rank.memory = memory
+        assert not rank.report(False)
+    return ranks
+
+
+def test_all_ranks_learn_that_they_stand_still():
+    a, b, c = make_ranks(3)
+    told = [each.report(True) for _ in range(4) for each in (a, b, c)]
+    first = told.index(True)
+    assert first >= 3 + 3  # nobody says so before all have polled twice behind somebody's first look
+    assert all(told[first:])
+    assert not b.report(False)  # what was said of an earlier wait does not count
+    assert not b.report(True)
+
+
+@pytest.mark.parametrize("late", ["never waits", "moves", "stops reporting"])
+def test_a_rank_that_may_move_keeps_the_others_waiting(late):
+    a, b, c = make_ranks(3)
+    for turn in range(50):
+        assert not a.report(True)
+        assert not b.report(True)
+        if late == "moves":
+            assert not c.report(turn % 2 == 0)
+        elif late == "stops reporting" and turn == 0:
+            assert not c.report(True)
