@@ -143,6 +143,21 @@ def test_unsigned_flags_compare_unsigned():
     assert out.item() == 2**32 - 1
 
 
+BLOCK = """
+i = tl.arange(0, 4)
+tl.store(out, iris.test(flags + i, tl.load(values + i), "le"))
+tl.store(out + 1 + i, iris.wait(flags + i, 5 + i, "eq"))
+"""
+
+
+@table("last, holds", [(8, 1), (7, 0)])
+def test_a_block_of_flags_holds_if_all_do(last, holds):
+    flags, out = torch.tensor([5, 6, 7, 8]), torch.full((5,), -7)
+    kernel = kernel_of(triton.jit, "flags, values, out", BLOCK, iris=iris, tl=tl)
+    kernel[(1,)](flags, torch.tensor([5, 6, 7, last]), out)
+    assert out.tolist() == [holds, 5, 6, 7, 8]
+
+
 # -- bounded waits ----------------------------------------------------------------------------------------------------
 @triton.jit
 def wait_bounded(flags, out, context, lanes: tl.constexpr, world_size: tl.constexpr):
