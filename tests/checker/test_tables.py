@@ -6,7 +6,7 @@ import pytest
 from iris_core.errors import IrisError
 from iris_core.world import SingleWorld
 from iris_triton.checker import shared
-from iris_triton.checker.histories import ALL, ATOMIC_WRITE, READ, UNWRITTEN, WRITE, Histories
+from iris_triton.checker.histories import ALL, ATOMIC_WRITE, READ, UNWRITTEN, WRITE, Histories, different, replaced
 from iris_triton.checker.places import Heaps, place_of, range_of
 from iris_triton.checker.shared import Tables
 from iris_triton.checker.sites import Undefined
@@ -50,6 +50,13 @@ def test_addresses_are_those_of_the_rank_whose_heap_it_is():
     assert heaps.find(addresses, np.array([False] * 3 + [True, False]), 4) == []
     assert heaps.rank_of(0x5000, 0x1000) == (2, 0)
     assert heaps.rank_of(0x5000, 0x1001) is None
+
+
+@pytest.mark.parametrize("high", [9, 1 << 20])
+def test_numbers_in_cells_are_found_and_replaced(high):
+    cells = np.random.default_rng(1).choice([3, 5, high], 100).astype(np.uint32)
+    assert different(cells) == sorted({3, 5, high})
+    assert (replaced(cells, {3: 1, 5: 2, high: 7}) == np.where(cells == 3, 1, np.where(cells == 5, 2, 7))).all()
 
 
 @pytest.fixture
