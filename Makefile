@@ -60,7 +60,7 @@ test: $(STAMP)
 	$(BIN)/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
 
 litmus: $(STAMP)
-	$(BIN)/python tests/checker/count_litmus.py --seeds $(or $(SEEDS),2000)
+	SEEDS=$(or $(SEEDS),2000) $(BIN)/python -m pytest tests/checker/test_litmus.py
 
 test-all: $(STAMP)
 	$(BIN)/python -m pytest --exhaustive $(PARALLEL) $(PYTEST_ARGS)

@@ -94,7 +94,7 @@ def test_two_shot(encoding, dtype, reduction):
 
 @table(("hops", "encoding"), [(1, "ll"), (1, "ll128"), (2, "ll128"), (2, "sentinel")])
 def test_the_next_kernel_starts_when_nothing_waits_for_peers_any_more(hops, encoding):
-    """See tests/compile/test_early_launch.py."""
+    """See tests/compile/test_assembly.py."""
     text = assembly(compiled_exchange(4, hops, ENC=encoding, EVEN=True, EARLY=True, launch_pdl=True))
     begin, end = text.index("griddepcontrol.wait"), text.index("griddepcontrol.launch_dependents")
     assert begin < text.index("ld.global")

@@ -1,7 +1,9 @@
 """Planted mistakes in what memory a kernel touches; see `corpus`."""
 
+import inspect
+
 import torch
-from corpus import N, flags, given, heap, kernel, local, out, registry
+from corpus import Case, N, flags, given, heap, kernel, local, out, registry
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 CASES, case, planted = registry()
@@ -44,55 +46,42 @@ for name, write in WRITES.items():
 
 
 # -- freed ------------------------------------------------------------------------------------------------------------
-def read(ctx):
-    """A launch whose line is that of its caller."""
-    return kernel(READ, "data", "out")[(1,)], {"RANK": ctx.cur_rank, "WORLD": ctx.num_ranks}
+def read(ctx, data):
+    launch = kernel(READ, "data", "out")[(1,)]
+    launch(ctx.get_device_context(), data, out(ctx), RANK=ctx.cur_rank, WORLD=ctx.num_ranks)
 
 
-@case(kind="freed")
-def freed_block(ctx, bug):
-    """A tensor is used whose block belongs to another one by now."""
-    data, (launch, how) = ctx.zeros(N), read(ctx)
-    if bug:
-        ctx.free(data)
+FREED = {
+    "freed_block": lambda ctx, data, part: read(ctx, data),
+    "freed_on_the_host": lambda ctx, data, part: data.add_(1),
+    "freed_before_a_collective": lambda ctx, data, part: ctx.ccl.all_reduce(ctx.zeros((4, N)), data),
+    "view_of_a_freed_block": lambda ctx, data, part: read(ctx, part),
+}
+"""Uses of a tensor, or of a part of it."""
+
+
+def freed(name, use):
+    """Enter a use of a tensor whose block belongs to another one by now."""
+
+    def run(ctx, bug):
+        data = ctx.zeros((4, N))
+        part = data[1]
+        if bug:
+            ctx.free(data)
         ctx.barrier()
-    other = ctx.zeros(N)
-    launch(ctx.get_device_context(), data, out(ctx), **how)  # B
-    ctx.barrier()
-    del other
+        other = ctx.zeros((4, N))
+        use(ctx, data, part)
+        ctx.barrier()
+        del other
+
+    run.__doc__ = "Another tensor has the block that was freed."
+    lines, first = inspect.getsourcelines(read)
+    line = first + len(lines) - 1 if "read" in use.__code__.co_names else use.__code__.co_firstlineno
+    CASES[name] = Case(run, 2, "freed", {"A": set(), "B": {line}})
 
 
-@case(kind="freed")
-def freed_on_the_host(ctx, bug):
-    """The host uses a tensor that it has freed."""
-    data = ctx.zeros(N)
-    if bug:
-        ctx.free(data)
-    data.add_(1)  # B
-    ctx.barrier()
-
-
-@case(kind="freed")
-def freed_before_a_collective(ctx, bug):
-    """A collective takes a tensor whose block belongs to another one by now."""
-    data, result = ctx.zeros(N), ctx.zeros(N)
-    if bug:
-        ctx.free(data)
-    other = ctx.zeros(N)
-    ctx.ccl.all_reduce(result, data)  # B
-    ctx.barrier()
-    del other
-
-
-@case(kind="freed")
-def view_of_a_freed_block(ctx, bug):
-    """A part of a tensor is used after the tensor was freed."""
-    data, (launch, how) = ctx.zeros((4, N)), read(ctx)
-    part = data[1]
-    if bug:
-        ctx.free(data)
-    launch(ctx.get_device_context(), part, out(ctx), **how)  # B
-    ctx.barrier()
+for name, use in FREED.items():
+    freed(name, use)
 
 
 # -- bounds -----------------------------------------------------------------------------------------------------------

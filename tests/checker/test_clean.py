@@ -4,7 +4,6 @@ import contextlib
 import io
 import json
 import os
-import re
 import runpy
 import sys
 
@@ -21,9 +20,6 @@ import iris_core
 from iris_core.testing import RankPool
 
 EXAMPLES = jobs_examples.EXAMPLES
-IN_THE_SUITE = "13_message_passing_gluon.py", "29_all_gather_gemm_pull.py", "31_flash_decode.py", "36_operations.py"
-"""Examples that are checked with relaxed signals always; the others with --exhaustive."""
-
 exhaustive = pytest.mark.exhaustive
 RANKS = [pytest.param(2, marks=exhaustive), 3, pytest.param(4, marks=exhaustive)]
 
@@ -60,34 +56,12 @@ def run_example(pool, monkeypatch, path, num_ranks, found, seeds=()):
     return texts(found)
 
 
-@exhaustive
-@pytest.mark.parametrize("num_ranks", [2, 3, 4])
-@pytest.mark.parametrize("name", EXPECTED)
-def test_examples(pool, monkeypatch, tmp_path, name, num_ranks):
-    assert run_example(pool, monkeypatch, EXAMPLES / name, num_ranks, tmp_path / "found") == []
-
-
-SIGNAL = re.compile(r"(ctx\.(?:put_)?signal\((?:[^()\n]|\([^()\n]*\))*)\)(?=\s*(?:#.*)?$)", re.MULTILINE)
-SIGNALLING = (
-    "12_message_passing_context.py", "13_message_passing_gluon.py", "22_gemm_all_scatter_specialised.py",
-    "27_gemm_all_reduce_one_shot.py", "28_gemm_all_reduce_ring.py", "30_all_gather_gemm_push.py", "33_moe.py",
-    "34_norm.py", "38_jacobi.py", "40_overlap.py",
+UNDER_SCHEDULES = (
+    "05_atomic_add.py", "12_message_passing_context.py", "13_message_passing_gluon.py",
+    "22_gemm_all_scatter_specialised.py", "27_gemm_all_reduce_one_shot.py", "28_gemm_all_reduce_ring.py",
+    "30_all_gather_gemm_push.py", "32_ring_attention.py", "33_moe.py", "34_norm.py", "40_overlap.py",
 )  # fmt: skip
-"""Those that signal other ranks; in 21 it is another stream of the same rank, which a CPU has not."""
-UNDER_SCHEDULES = {"05_atomic_add.py", "32_ring_attention.py", *SIGNALLING} - {"38_jacobi.py"}
-"""Examples that run under schedules always; the others with --exhaustive: 38 waits hundreds of times."""
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in IN_THE_SUITE else exhaustive) for name in SIGNALLING]
-)
-def test_examples_whose_signals_are_relaxed(pool, monkeypatch, tmp_path, name):
-    """They compute the same on a CPU; what is missing is found nevertheless."""
-    path = tmp_path / name
-    source, count = SIGNAL.subn(r'\1, sem="relaxed")', (EXAMPLES / name).read_text())
-    assert count > 0
-    path.write_text(source)
-    assert run_example(pool, monkeypatch, path, 3, tmp_path / "found") != []
+"""Examples that run under schedules always: they signal other ranks.  38 does, too, but waits hundreds of times."""
 
 
 @exhaustive

@@ -1,6 +1,7 @@
 """Litmus tests of PTX: no forbidden outcome is ever seen, and the allowed ones are; `make litmus` tries 2,000 seeds."""
 
 import itertools
+import os
 
 import numpy as np
 import pytest
@@ -11,7 +12,9 @@ from tables import table
 from iris_core import Iris
 from iris_triton.checker.exploration.weak_memory import _matches
 
-SEEDS = range(80)
+SEEDS = range(int(os.environ.get("SEEDS", "80")))
+MISSED = 0.05 if len(SEEDS) >= 2000 else 0.25
+"""The share of allowed outcomes that may not be seen."""
 
 
 @pytest.fixture(scope="module")
@@ -28,15 +31,14 @@ def test_there_are_many_with_verdicts_of_others():
 
 
 def test_nothing_forbidden_is_seen(runner):
-    seen = {test.name: runner.first_seed(Program(test), SEEDS[:40]) for test in PTX if not test.allowed}
+    seen = {test.name: runner.first_seed(Program(test), SEEDS) for test in PTX if not test.allowed}
     assert {name: seed for name, seed in seen.items() if seed is not None} == {}
 
 
 def test_most_of_what_is_allowed_is_seen(runner):
-    """Within 2,000 seeds it is more than 95 %."""
     allowed = [test for test in PTX if test.allowed]
     missed = [test.name for test in allowed if runner.first_seed(Program(test), SEEDS) is None]
-    assert len(missed) <= 0.25 * len(allowed), missed
+    assert len(missed) <= MISSED * len(allowed), missed
 
 
 def test_values_of_a_test_are_those_of_its_text(runner):

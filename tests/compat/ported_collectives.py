@@ -1,4 +1,4 @@
-"""Scripts in the manner of AMD's Iris: ctx.ccl with Config, ctx.ops and iris.ops, iris.x.
+"""Scripts in the manner of AMD's Iris: ctx.ccl with Config, ctx.ops and iris.ops.
 
 Only the line `import iris_triton.as_iris` is ours.  Every script raises if something is wrong.
 """
@@ -180,75 +180,6 @@ def fused():
     check(pieces.view(world, m, n).sum(0), sum(products))
     assert int((C != 0).sum()) < m * n or world == 1
     shmem.barrier()
-
-
-# -- tiles in kernels -------------------------------------------------------------------------------------------------
-@triton.jit
-def reduce_tiles(
-    op: tl.constexpr, inp, staging, out, locks, M, N, stride_m, stride_n, context, rank: tl.constexpr,
-    world: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
-):  # fmt: skip
-    """The kernel stores its tile, raises the tile's flag, and calls the function of iris.x."""
-    ctx = iris.DeviceContext.initialize(context, rank, world)
-    pid = tl.program_id(0)
-    tiles_n = tl.cdiv(N, BLOCK_N)
-    pid_m, pid_n = pid // tiles_n, pid % tiles_n
-    rm, rn, mask = iris.x.tile_layout(pid_m, pid_n, M, N, BLOCK_M, BLOCK_N)
-    offsets = rm[:, None] * stride_m + rn[None, :] * stride_n
-    data = tl.load(inp + offsets, mask=mask, other=0.0)
-    tile = iris.Tile(pid_m, pid_n, BLOCK_M, BLOCK_N, data)
-    src_view = iris.make_tensor_view(staging, M, N, stride_m, stride_n)
-    dst_view = iris.x.make_tensor_view(out, M, N, stride_m, stride_n)
-    if op == "atomic":
-        iris.x.all_reduce_atomic(tile, dst_view, ctx)
-    elif op == "spinlock":
-        iris.x.all_reduce_spinlock(tile, dst_view, locks, ctx)
-    elif op == "gather":
-        view = iris.TileView(pid_m, pid_n, BLOCK_M, BLOCK_N)
-        tl.store(out + offsets, iris.x.gather(view, src_view, (rank + 1) % world, ctx), mask=mask)
-    else:
-        tl.store(staging + offsets, data, mask=mask)
-        tl.debug_barrier()
-        tl.atomic_xchg(locks + pid, 1, sem="release", scope="sys")
-        if op == "one_shot":
-            iris.x.all_reduce_one_shot(tile, src_view, dst_view, locks, ctx)
-        elif op == "two_shot":
-            iris.x.all_reduce_two_shot(tile, src_view, dst_view, locks, ctx)
-        elif op == "two_shot by keyword":
-            iris.x.all_reduce_two_shot(tile, src_view, dst_view, locks, ctx=ctx)
-        elif op == "two_shot by owner":
-            iris.x.all_reduce_two_shot(tile, src_view, dst_view, locks, rank, world, ctx)
-        else:
-            iris.x.reduce_scatter(tile, src_view, dst_view, locks, ctx)
-
-
-def tiles():
-    """Functions of iris.x with one word of locks for each tile, which the host zeroes between launches."""
-    shmem = iris.iris(1 << 22)
-    rank, world = shmem.get_rank(), shmem.get_num_ranks()
-    m, n, block_m, block_n = 21, 40, 8, 16
-    grid = (triton.cdiv(m, block_m) * triton.cdiv(n, block_n),)
-    inp, staging, out = (shmem.zeros((m, n)) for _ in range(3))
-    locks = shmem.zeros(grid[0], dtype=torch.int32)
-    inp.copy_(_part(rank, (m, n)))
-    total = sum(_part(r, (m, n)) for r in range(world))
-    with_flags = ("one_shot", "two_shot", "reduce_scatter")
-    for op in ("atomic", "spinlock", "gather", *with_flags, "two_shot by keyword", "two_shot by owner"):
-        out.zero_()
-        locks.zero_()
-        staging.copy_(inp) if op == "gather" else staging.zero_()
-        shmem.barrier()
-        reduce_tiles[grid](
-            op, inp, staging, out, locks, m, n, n, 1, shmem.get_device_context(), rank, world, block_m, block_n
-        )
-        shmem.barrier()
-        if op == "reduce_scatter":
-            parts = shmem.zeros((world * m, n))
-            shmem.ccl.all_gather(parts, out)
-            assert torch.equal(parts.cpu().view(world, m, n).sum(0), total)
-        else:
-            assert torch.equal(out.cpu(), _part((rank + 1) % world, (m, n)) if op == "gather" else total), op
-        shmem.barrier()
 
 
 # -- graphs -----------------------------------------------------------------------------------------------------------

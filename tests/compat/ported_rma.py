@@ -1,4 +1,4 @@
-"""Scripts in the manner of AMD's Iris: messages, atomics, context tensor, GEMM + all-scatter.
+"""Scripts in the manner of AMD's Iris: accesses, atomics, context tensor, allocations, peers' memory.
 
 Only the line `import iris_triton.as_iris` is ours.  Every script raises if something is wrong.
 """
@@ -17,70 +17,6 @@ import iris
 BLOCK = 128
 
 
-# -- messages ---------------------------------------------------------------------------------------------------------
-@triton.jit
-def send(
-    source, target, flags, n, how: tl.constexpr, rank: tl.constexpr, world: tl.constexpr, heap_bases, context,
-    BLOCK: tl.constexpr
-):  # fmt: skip
-    """Store what is loaded from the own heap, put, or do so by the object; then raise the flag of the block."""
-    ctx = iris.Context.initialize(context, rank, world)
-    pid = tl.program_id(0)
-    offsets = pid * BLOCK + tl.arange(0, BLOCK)
-    mask = offsets < n
-    if how == "store":
-        values = iris.load(source + offsets, rank, rank, heap_bases, mask=mask)
-        iris.store(target + offsets, values, rank, 1, heap_bases, mask=mask)
-        iris.atomic_cas(flags + pid, 0, 1, rank, 1, heap_bases, sem="release", scope="sys")
-    elif how == "put":
-        iris.put(source + offsets, target + offsets, rank, 1, heap_bases, mask=mask)
-        iris.atomic_xchg(flags + pid, 1, rank, 1, heap_bases, sem="release", scope="sys")
-    else:
-        ctx.put(source + offsets, target + offsets, to_rank=1, mask=mask)
-        iris.quiet(None, 1)
-        ctx.atomic_cas(flags + pid, 0, 1, to_rank=1, sem="release", scope="sys")
-
-
-@triton.jit
-def receive(buffer, result, flags, n, consumer: tl.constexpr, heap_bases, BLOCK: tl.constexpr):
-    """Spin until the block is there, add 1, and lower the flag."""
-    pid = tl.program_id(0)
-    done = 0
-    while done == 0:
-        done = iris.atomic_cas(flags + pid, 1, 0, consumer, consumer, heap_bases, sem="acquire", scope="sys")
-    offsets = pid * BLOCK + tl.arange(0, BLOCK)
-    mask = offsets < n
-    values = iris.load(buffer + offsets, consumer, consumer, heap_bases, mask=mask)
-    tl.store(result + offsets, values + 1, mask=mask)
-
-
-def messages():
-    """Rank 0 produces, rank 1 consumes; three ways to send, on a heap of 1 MiB."""
-    shmem = iris.iris(1 << 20)
-    cur_rank, num_ranks = shmem.get_rank(), shmem.get_num_ranks()
-    assert (cur_rank, num_ranks) == (shmem.cur_rank, shmem.num_ranks)
-    heap_bases = shmem.get_heap_bases()
-    n = 5 * BLOCK - 17
-    grid = (triton.cdiv(n, BLOCK),)
-    source = shmem.arange(n, dtype=torch.float32)
-    for how in ("store", "put", "context"):
-        buffer = shmem.zeros(n, dtype=torch.float32)
-        result = shmem.zeros(n, device=shmem.device)
-        flags = shmem.zeros(grid, dtype=torch.int32)
-        shmem.barrier()
-        if cur_rank == 0:
-            context = shmem.get_device_context()
-            send[grid](source, buffer, flags, n, how, 0, num_ranks, heap_bases, context, BLOCK)
-        elif cur_rank == 1:
-            receive[grid](buffer, result, flags, n, 1, heap_bases, BLOCK)
-        shmem.barrier()
-        if cur_rank == 1:
-            torch.testing.assert_close(result.cpu(), torch.arange(n, dtype=torch.float32) + 1)
-            assert not flags.any()
-    shmem.info("messages are right")
-    shmem.barrier()
-
-
 # -- remote accesses, with the partner of AMD's tests -------------------------------------------------------
 @triton.jit
 def exchange(
@@ -96,11 +32,12 @@ def exchange(
     iris.atomic_add(sums, cur_rank + 1, cur_rank, partner, heap_bases, sem="relaxed", scope="sys")
     iris.atomic_max(sums + 1, cur_rank, cur_rank, 0, heap_bases)
     iris.atomic_or(sums + 2, 1 << cur_rank, cur_rank, 0, heap_bases, None, "acq_rel", "sys")
-    ctx = iris.DeviceContext.initialize(context, cur_rank, world, tracing=False)
+    ctx = iris.Context.initialize(context, cur_rank, world, tracing=False)
     ctx.atomic_xor(sums + 3, 1 << cur_rank, 0)
     value = ctx.load(data + offsets, partner, mask, hint=(16,))
     fresh = iris.load(data + offsets, cur_rank, partner, heap_bases, mask, 0, ".cv", True)
     ctx.store(copied + BLOCK + offsets, value + fresh, cur_rank, mask, ".wt")
+    iris.quiet(None, partner)
 
 
 def accesses(dtypes=(torch.int8, torch.int64, torch.float16, torch.bfloat16, torch.float32)):

@@ -1,6 +1,7 @@
 """Whole scripts in the manner of AMD's Iris, with nothing changed but their import lines."""
 
 import ast
+import importlib
 import json
 import linecache
 import os
@@ -11,10 +12,10 @@ import sys
 
 import pytest
 import torch
+import torch.distributed as dist
 import triton
 import triton.language as tl
 from jobs_common import environment
-from jobs_compat import load_from_torchs_symmetric_memory, run_script
 from kernel_text import kernel_of
 from rank_counts import rank_counts
 from recording import record
@@ -28,15 +29,46 @@ from iris_triton.testing.compile_only import TARGETS, assembly, compile_for
 from iris_triton.testing.languages import in_gluon
 
 HERE = pathlib.Path(__file__).parent
-NAMES = {
-    "ported_rma": "messages accesses context_tensor allocations",
-    "ported_collectives": "all_reduce gathers_and_scatters groups fused tiles replayed complete_everywhere",
-    "ported_gluon": "pipeline",
-}
-SCRIPTS = [(module, script) for module, scripts in NAMES.items() for script in scripts.split()]
+SCRIPTS = [
+    (path.stem, node.name)
+    for path in sorted(HERE.glob("ported_*.py"))
+    for node in ast.parse(path.read_text()).body
+    if isinstance(node, ast.FunctionDef) and not node.decorator_list and not node.name.startswith("_")
+]
+SCRIPTS.remove(("ported_rma", "peers_memory"))  # which has a test of its own
 LINE = "import iris_triton.as_iris"
 
 
+# -- rank jobs --------------------------------------------------------------------------------------------------------
+def run_script(module, script, device, *args):
+    """Call a script; its contexts take their device from the environment, since their constructor has no such name."""
+    with environment(IRIS_DEVICE=device):
+        return getattr(importlib.import_module(module), script)(*args)
+
+
+def load_from_torchs_symmetric_memory():
+    """Kernels are given the addresses that torch's own symmetric memory has of the peers; there is no context."""
+    from ported_rma import BLOCK, load_and_add
+    from torch.distributed import _symmetric_memory
+
+    rank, world = dist.get_rank(), dist.get_world_size()
+    device, partner = torch.device("cuda", rank % torch.cuda.device_count()), (rank + 1) % world
+    torch.cuda.set_device(device)
+    x = _symmetric_memory.empty(2 * BLOCK, dtype=torch.int32, device=device)
+    handle = _symmetric_memory.rendezvous(x, dist.group.WORLD)
+    peers = torch.tensor(handle.buffer_ptrs, dtype=torch.int64, device=device)
+    found = torch.zeros(BLOCK, dtype=torch.int32, device=device)
+    x.fill_(rank)
+    handle.barrier()
+    load_and_add[(1,)](x, found, rank, partner, peers, BLOCK)
+    handle.barrier()
+    assert (found == partner).all()
+    assert (x[BLOCK:] == rank + 1 + (rank - 1) % world).all()
+    handle.barrier()
+    torch.cuda.synchronize()
+
+
+# -- tests ------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.exhaustive)])
 @table(("module", "script"), SCRIPTS)
 def test_script(pool, module, script, num_ranks, device):
@@ -64,7 +96,7 @@ def test_torchs_symmetric_memory(pool, num_ranks):
 
 
 @pytest.mark.parametrize("num_ranks", [1])
-@table(("module", "script"), [each for each in SCRIPTS if each[1] != "messages"])
+@table(("module", "script"), SCRIPTS)
 def test_script_of_a_rank_alone(pool, module, script, num_ranks, device):
     pool.run(run_script, num_ranks, module, script, device)
 
@@ -82,21 +114,9 @@ def test_one_line_is_ours():
         assert lines[-1] != LINE, f"{path.name} imports nothing of iris"
 
 
-def test_every_script_is_run():
-    defined = {
-        (path.stem, node.name)
-        for path in HERE.glob("ported_*.py")
-        for node in ast.parse(path.read_text()).body
-        if isinstance(node, ast.FunctionDef) and not node.decorator_list and not node.name.startswith("_")
-    }
-    assert defined == {*SCRIPTS, ("ported_rma", "peers_memory")}
-
-
-def run(name, *arguments, device="cpu", launcher=()):
-    """Run a program, and return its exit status and what it says."""
-    environ = {**os.environ, "IRIS_LOG_LEVEL": "INFO", "IRIS_DEVICE": device}
-    if device == "cpu":
-        environ["CUDA_VISIBLE_DEVICES"] = ""
+def run(name, *arguments, launcher=()):
+    """Run a program on the CPU, and return its exit status and what it says."""
+    environ = {**os.environ, "IRIS_LOG_LEVEL": "INFO", "IRIS_DEVICE": "cpu", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, *launcher, str(HERE / name), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=300, check=False)
     return done.returncode, done.stderr
@@ -134,17 +154,11 @@ def test_benchmark_refuses(monkeypatch, capsys, option):
         iris.bench.main(["--what"])
 
 
-ALL = pytest.mark.exhaustive
-COMPILED = [("ported_rma", "accesses"), pytest.param("ported_collectives", "tiles", marks=ALL)]
-
-
-@pytest.mark.parametrize("target", ["sm_90", pytest.param("gfx942", marks=ALL)])
-@pytest.mark.parametrize(("module", "script"), COMPILED, ids=lambda name: name)
-def test_kernels_compile_for_gpus(module, script, target):
+@pytest.mark.parametrize("target", ["sm_90", pytest.param("gfx942", marks=pytest.mark.exhaustive)])
+def test_kernels_compile_for_gpus(target):
     """A rank alone runs the script; what it launches is compiled for a GPU on the way."""
-    arguments = ((torch.bfloat16,),) if script == "accesses" else ()
     with record({target: TARGETS[target]}) as found:
-        run_script(module, script, "cpu", *arguments)
+        run_script("ported_rma", "accesses", "cpu", (torch.bfloat16,))
     assert {each.target for each in found} == {target}
 
 
@@ -200,12 +214,3 @@ def test_benchmark_under_torchrun(tmp_path):
     assert status == 0, said
     assert "num_ranks=4 is left out" in said
     assert {each["params"]["num_ranks"] for each in json.loads(out.read_text())["results"]} == {2}
-
-
-@pytest.mark.parametrize("num_ranks", rank_counts(2, seldom=[4]))
-def test_program(num_ranks, device, tmp_path):
-    """Everything at once, as a program of that system would be."""
-    status, said = run("ported_program.py", str(num_ranks), f"file://{tmp_path}/store", device=device)
-    assert status == 0, said
-    lines = sorted(line.partition("INFO [Iris] ")[2] for line in said.splitlines() if "INFO [Iris]" in line)
-    assert lines == [f"[{rank}/{num_ranks}] rank {rank} is done" for rank in range(num_ranks)]

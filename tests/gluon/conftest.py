@@ -1,7 +1,6 @@
 """The same tests on the CPU and on GPUs."""
 
 import pytest
-from devices import device  # noqa: F401 - a fixture
 
 import iris_gluon.interpreter  # noqa: F401 - the executor knows Gluon
 from iris_triton import interpreter

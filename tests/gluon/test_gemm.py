@@ -1,9 +1,11 @@
 """The GEMM core: what it compiles to, how it is configured and refused, and, on a Hopper GPU, what it computes."""
 
+import functools
+import importlib.util
 import itertools
+import pathlib
 import re
 
-import gemm_jobs
 import pytest
 import torch
 from cubins import assembler_says
@@ -11,13 +13,75 @@ from tables import table
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from iris_core import Iris
 from iris_gluon import IrisDeviceCtx, gemm
 from iris_triton.testing.compile_only import TARGETS, assembly, compile_for
 
+ROOT = pathlib.Path(__file__).parents[2]
+TINY = gemm.GemmConfig(block_m=64, block_n=64, parts=2, stages=3, num_warps=4, group=2)
+
+
+@functools.cache
+def loaded(path):
+    """A module of the repository that is no part of a package; the example's name is not one that can be imported."""
+    spec = importlib.util.spec_from_file_location(pathlib.Path(path).stem.lstrip("0123456789_"), ROOT / path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def all_scatter():
+    """GEMM + all-scatter."""
+    return loaded("examples/24_gluon_gemm_all_scatter.py")
+
+
+def benchmark():
+    """The plain product."""
+    return loaded("benchmarks/gluon_gemm.py")
+
+
+def matrix(rows, columns, seed, inner, dtype=torch.bfloat16, device="cpu"):
+    """-1, 0 and 1, so many that sums of `inner` products are exact in 16 bits, in any order."""
+    generator = torch.Generator(device).manual_seed(seed)
+    density = min(1.0, (64 / inner) ** 0.5)
+    values = torch.rand(rows, columns, generator=generator, device=device)
+    return ((values < density / 2).float() - (values > 1 - density / 2).float()).to(dtype)
+
+
+def wrong_elements(c, a, b):
+    """How many elements of C are not exactly those of A @ B."""
+    wanted = a.double() @ b.double()
+    assert wanted.any()
+    assert wanted.abs().max() <= 256
+    return int((c.double() != wanted).sum())  # NaN is not equal
+
+
+def scatter_by_core(m, n, k, programs, turned=False):
+    """GEMM + all-scatter by the kernel for Hopper; n columns per rank.  Returns how many elements of C are wrong.
+
+    If `turned`, the operands lie by columns.
+    """
+    with Iris("4MiB", device="cpu", backend="gluon") as ctx:
+        rank, world = ctx.cur_rank, ctx.num_ranks
+        a, slabs = matrix(m, k, 1, k), [matrix(k, n, 2 + r, k) for r in range(world)]
+        own = slabs[rank]
+        if turned:
+            a, own = a.t().contiguous().t(), own.t().contiguous().t()
+        c = ctx.full((m, n * world), float("nan"), dtype=torch.bfloat16)
+        ctx.barrier()
+        all_scatter().on_hopper[(programs,)](
+            IrisDeviceCtx, ctx.get_device_context(), *all_scatter().operands(TINY, a, own), c, m, n, k, c.stride(0),
+            WORLD=world, TURNED_A=turned, TURNED_B=turned, **TINY.options,
+        )  # fmt: skip
+        ctx.barrier()
+        return wrong_elements(c, a, torch.cat(slabs, dim=1))
+
+
+# -- tests ------------------------------------------------------------------------------------------------------------
 BF16 = torch.bfloat16
 LARGE = gemm.GemmConfig()
 SMALL = gemm.GemmConfig(block_n=128, parts=1, stages=5)
-product = gemm_jobs.benchmark().product
+product = benchmark().product
 CONFIGS = {
     "large": LARGE,
     "small": SMALL,
@@ -28,7 +92,7 @@ CONFIGS = {
 
 @pytest.fixture(scope="module")
 def example():
-    return gemm_jobs.example()
+    return all_scatter()
 
 
 STORED = {"rows": (False, False), "B by columns": (False, True), "A by columns": (True, False), "both": (True, True)}
@@ -36,7 +100,7 @@ STORED = {"rows": (False, False), "B by columns": (False, True), "A by columns":
 
 def compiled_gemm(config, dtype=BF16, turned=(False, False)):
     matrix = torch.empty(512, 512, dtype=dtype)
-    example = gemm_jobs.example()
+    example = all_scatter()
     c = example.describe(matrix, [config.block_m, config.block_n // config.parts])
     operands = example.operands(config, *(matrix.t() if each else matrix for each in turned))
     options = {**config.options, "TURNED_A": turned[0], "TURNED_B": turned[1]}
@@ -184,16 +248,16 @@ def test_every_tile_once(tiles_m, tiles_n, group):
 def test_core_on_the_cpu(shape, dtype, parts, programs, stored):
     m, n, k = shape
     config = gemm.GemmConfig(block_m=64, block_n=64, parts=parts, stages=3, num_warps=4, group=2)
-    a, b = gemm_jobs.matrix(m, k, 1, k, dtype), gemm_jobs.matrix(k, n, 2, k, dtype)
+    a, b = matrix(m, k, 1, k, dtype), matrix(k, n, 2, k, dtype)
     a, b = (each.t().contiguous().t() if turn else each for each, turn in zip((a, b), STORED[stored], strict=True))
     c = torch.full((m, n), float("nan"), dtype=dtype)
-    gemm_jobs.benchmark().multiply(a, b, c, config, programs)
-    assert gemm_jobs.wrong_elements(c, a, b) == 0
+    benchmark().multiply(a, b, c, config, programs)
+    assert wrong_elements(c, a, b) == 0
 
 
 @pytest.mark.parametrize(("num_ranks", "turned"), [(1, False), (2, False), (3, False), (2, True)])
 def test_all_scatter_by_the_core_on_cpu_ranks(pool, num_ranks, turned):
-    assert pool.run(gemm_jobs.scatter_by_core, num_ranks, 136, 104, 72, 2, turned) == [0] * num_ranks
+    assert pool.run(scatter_by_core, num_ranks, 136, 104, 72, 2, turned) == [0] * num_ranks
 
 
 # -- on a GPU ---------------------------------------------------------------------------------------------------------
@@ -209,12 +273,12 @@ def test_product(hopper, config):
     for dtype in [BF16, torch.float16]:
         for shape in [(128, 256, 64), (1000, 520, 328), (2048, 4096, 1024), (8, 8, 8), (5000, 8, 4104)]:
             m, n, k = shape
-            a, b = (gemm_jobs.matrix(*size, m + n + k, k, dtype, "cuda") for size in ((m, k), (k, n)))
+            a, b = (matrix(*size, m + n + k, k, dtype, "cuda") for size in ((m, k), (k, n)))
             surroundings = torch.full((m + 2, n + 16), 7.0, dtype=dtype, device="cuda")
             c = surroundings[1:-1, 8:-8]
             c.fill_(float("nan"))
-            gemm_jobs.benchmark().multiply(a, b, c, config)
-            assert gemm_jobs.wrong_elements(c, a, b) == 0
+            benchmark().multiply(a, b, c, config)
+            assert wrong_elements(c, a, b) == 0
             c.fill_(7.0)
             assert (surroundings == 7.0).all(), "nothing is written around C"
 
@@ -225,11 +289,11 @@ def test_product_of_operands_by_columns(hopper, config):
     for turned in list(STORED.values())[1:]:
         for shape in [(1000, 520, 328), (2048, 4096, 1024)]:
             m, n, k = shape
-            a, b = (gemm_jobs.matrix(*size, m + n + k, k, BF16, "cuda") for size in ((m, k), (k, n)))
+            a, b = (matrix(*size, m + n + k, k, BF16, "cuda") for size in ((m, k), (k, n)))
             a, b = (each.t().contiguous().t() if turn else each for each, turn in zip((a, b), turned, strict=True))
             c = torch.empty(m, n, dtype=BF16, device="cuda")
-            gemm_jobs.benchmark().multiply(a, b, c, config)
-            assert gemm_jobs.wrong_elements(c, a, b) == 0
+            benchmark().multiply(a, b, c, config)
+            assert wrong_elements(c, a, b) == 0
 
 
 @pytest.mark.gpu

@@ -40,7 +40,7 @@ def default_layout(shape, vector):
 def call(ctx, op: tl.constexpr, tile, mem, src, dst, locks, rank, size, number):
     """One tile-level collective, the same in both languages; `number` is its last argument, if any.
 
-    Functions of `x` stand for their methods where no ported script calls them.
+    Functions of `x` stand for their methods where tests/tiles/test_views.py does not call them.
     """
     if op == "all_gather_rows":
         x.all_gather(tile, dst, 0, ctx)

@@ -202,7 +202,7 @@ def test_what_is_not_there_is_named(text, said):
         kernel_of(triton.jit, "x", text, tl=tl)[(1,)](torch.zeros(1, dtype=I32))
 
 
-# -- descriptors and pointers -----------------------------------------------------------------------------------------
+# -- descriptors ------------------------------------------------------------------------------------------------------
 @triton.jit
 def described(source, out, rows, M, N, HOW: tl.constexpr, B: tl.constexpr, PADDING: tl.constexpr = "zero"):
     i, j = tl.program_id(0) * B, tl.program_id(1) * B
@@ -258,28 +258,6 @@ def test_what_descriptors_load_beyond_the_border(dtype):
         described[(1,)](x, out, x, 16, 16, HOW="padding", B=32, PADDING="nan")
         assert int(out.isnan().sum()) == 32 * 32 - 16 * 16
         assert torch.equal(out[:16, :16], expected[:16, :16])
-
-
-@triton.jit
-def by_pointers(x, out, big, B: tl.constexpr):
-    tl.store(out, tl.load(x + big.to(tl.int64) * 1024))
-    tl.store(out + 1, tl.load(x + tl.cast(5, tl.uint32)))
-    back = x + 8
-    tl.store(out + 2, tl.load(back - 1))
-    tl.store(out + 3, tl.load(back + (-2)))
-    i = tl.arange(0, B)
-    v = tl.load(x + i, mask=i < 6, other=-1.0, cache_modifier=".cv", eviction_policy="evict_first")
-    tl.store(out + 4 + i, v, cache_modifier=".wt")
-    tl.debug_barrier()
-    tl.store(out + 4 + B + i, tl.load(x + i, volatile=True))
-
-
-def test_pointer_arithmetic_is_64_bits_wide_and_hints_change_nothing():
-    x, out = torch.empty(3 * 2**28), torch.zeros(20)  # 3 GiB of address space, of which three pages exist
-    x[:16] = torch.arange(16.0)
-    x[700000 * 1024] = 77.0
-    by_pointers[(1,)](x, out, 700000, B=8)
-    assert out.tolist() == [77, 5, 7, 6, *range(6), -1, -1, *range(8)]
 
 
 # -- atomics within one process ---------------------------------------------------------------------------------------

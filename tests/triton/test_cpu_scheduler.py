@@ -98,15 +98,6 @@ def test_a_waiting_kernel_notices_that_a_peer_has_ended(make_heap):
     assert len(calls) == 2
 
 
-def test_a_deadlock_on_a_heap_names_block_and_rank(make_heap):
-    calls = []
-    heap = make_heap(1, (128, 8, "flag"), rank=3, check=lambda: calls.append(None))
-    with interpreter.configured(timeout_s=0.3), pytest.raises(DeadlockError, match="on rank 3") as info:
-        stuck[(1,)](heap.tensor(0, 128, 2, torch.int32), POLLS["volatile"])
-    assert "(byte 0 of block 'flag' of 8 bytes at offset 128 of the heap of rank 0)" in str(info.value)
-    assert calls
-
-
 @triton.jit
 def work(flag, x, out, N: tl.constexpr):
     if tl.program_id(0) == 0:
@@ -222,18 +213,7 @@ def test_alone_a_deadlock_is_an_error_at_once(on_heap):
         with pytest.raises(DeadlockError, match="no program of any rank changes") as caught:
             stuck[(3,)](flag, POLLS["volatile"])
     assert caught.value.kernel == "stuck"
-    assert ("on rank 0 of 1" in str(caught.value)) == on_heap
-
-
-@pytest.mark.parametrize("how", ["plain", "volatile"])
-def test_another_thread_may_end_the_wait(how, monkeypatch):
-    monkeypatch.setattr(scheduler, "_IDLE_LOADS", 500)
-    flag = words()
-    writer = threading.Timer(1.0, flag.fill_, (1,))
-    writer.start()
-    with interpreter.configured(timeout_s=NEVER):
-        stuck[(2,)](flag, POLLS[how])
-    writer.join()
+    assert [text in str(caught.value) for text in ("on rank 0 of 1", "of the heap of rank 0)")] == [on_heap] * 2
 
 
 @triton.jit

@@ -1,6 +1,7 @@
-"""Device functions on other ranks' memory: which rank is meant, blocks, conversions, hints; names and the backend.
+"""Device functions in a world of several ranks in one process: which rank is meant, conversions, hints, waits, misuse.
 
-tests/multirank moves and changes every element type, with every mask, order and scope.
+tests/multirank moves and changes every element type, with every mask, order and scope; the kit compares by every
+comparison.
 """
 
 import pytest
@@ -13,6 +14,8 @@ from tables import table
 import iris_gluon
 import iris_triton as iris
 from iris_core import Iris
+from iris_core.device.context_words import STATUS_WORDS, Status, code_of
+from iris_core.device.reports import Meaning, Report, timeout_text
 from iris_core.errors import CapabilityError
 from iris_core.types import ContextSpec, CreateRequest, DeviceTarget, DeviceType
 from iris_triton import interpreter, language
@@ -20,6 +23,9 @@ from iris_triton.backend import TritonBackend
 from iris_triton.interpreter import OutOfBoundsError
 from iris_triton.language import asm
 from iris_triton.settings import TritonSettings
+
+I32, I64 = torch.int32, torch.int64
+NS = 20_000_000
 
 
 def touching(text):
@@ -36,10 +42,6 @@ iris.store(out + rows + columns * 8, tile, first, second, bases)
 TO_RANKS = """
 ranks, i = tl.arange(0, 4)[:, None], tl.arange(0, 8)[None, :]
 iris.store(x + ranks * 0 + i, ranks * 10.0 + i, first, ranks, bases)
-"""
-SUBTRACT = """
-iris.atomic_sub(x, out.to(tl.uint32), first, second, bases)
-iris.atomic_sub(x, 1, first, second, bases)
 """
 
 
@@ -66,14 +68,6 @@ def test_blocks_of_two_dimensions_and_of_ranks(make_world):
     touching(TO_RANKS)[(1,)](x[2], y[2], world.bases, 2, 0)
     for rank in range(4):
         assert x[rank][0, :8].tolist() == [rank * 10.0 + i for i in range(8)]
-
-
-def test_subtraction_wraps_in_the_element_type(make_world):
-    world = make_world(2)
-    x = world.tensors(*(torch.tensor([10], dtype=torch.uint64) for _ in range(2)))
-    for result in (2, 2**64 - 6):
-        touching(SUBTRACT)[(1,)](x[0], 7, world.bases, 0, 1)
-        assert x[1].item() == result
 
 
 @table("hint, text", [
@@ -113,14 +107,6 @@ def test_every_exported_name_can_be_had(module):
         module.fence  # noqa: B018
 
 
-def test_iris_opens_a_context_with_this_backend():
-    """tests/compat/test_names.py has what is refused."""
-    with iris.iris(1 << 20, allocator_type="host", engines=None) as ctx:
-        assert isinstance(ctx, iris.Iris)
-        assert (ctx.heap_size, ctx.num_ranks, ctx.get_num_ranks()) == (1 << 20, 1, 1)
-        assert isinstance(ctx.backend, TritonBackend)
-
-
 @triton.jit
 def measure(out):
     tl.store(out, asm.read_realtime())
@@ -143,3 +129,188 @@ def test_backend_refuses_heaps_that_are_not_aligned():
     backend = TritonBackend(CreateRequest(DeviceTarget(DeviceType.CPU), 0, 1, 1 << 20, TritonSettings()))
     with pytest.raises(CapabilityError, match=r"multiples of 4096 bytes.*rank 1 at 0x1001"):
         backend.make_context(ContextSpec(0, 2, (0x1000, 0x1001)))
+
+
+# -- flags -------------------------------------------------------------------------------------------------------------
+@triton.jit
+def wait_alone(flag, value, out):
+    tl.store(out, iris.wait(flag, value, "gt", "relaxed", "gpu"))
+
+
+def test_unsigned_flags_compare_unsigned():
+    word, out = torch.tensor([2**32 - 1], dtype=torch.uint32), torch.zeros(1, dtype=torch.uint32)
+    wait_alone[(1,)](word, 7, out)
+    assert out.item() == 2**32 - 1
+
+
+BLOCK = """
+i = tl.arange(0, 4)
+tl.store(out, iris.test(flags + i, tl.load(values + i), "le"))
+tl.store(out + 1 + i, iris.wait(flags + i, 5 + i, "eq"))
+"""
+
+
+@table("last, holds", [(8, 1), (7, 0)])
+def test_a_block_of_flags_holds_if_all_do(last, holds):
+    flags, out = torch.tensor([5, 6, 7, 8]), torch.full((5,), -7)
+    kernel = kernel_of(triton.jit, "flags, values, out", BLOCK, iris=iris, tl=tl)
+    kernel[(1,)](flags, torch.tensor([5, 6, 7, last]), out)
+    assert out.tolist() == [holds, 5, 6, 7, 8]
+
+
+# -- bounded waits ----------------------------------------------------------------------------------------------------
+@triton.jit
+def wait_bounded(flags, out, context, lanes: tl.constexpr, world_size: tl.constexpr):
+    ctx = iris.DeviceContext.from_tensor(context, world_size)
+    pid = tl.program_id(0) + tl.num_programs(0) * (tl.program_id(1) + tl.num_programs(1) * tl.program_id(2))
+    if lanes == 0:
+        ctx.barrier(flags)
+    elif lanes == 1:
+        tl.store(out + pid, ctx.wait(flags, 42))
+    elif lanes < 0:
+        tl.store(out, ctx.wait_any(flags + tl.arange(0, -lanes), 42, "eq"))
+    else:
+        i = tl.arange(0, lanes)
+        tl.store(out + i, ctx.wait(flags + i, i, "eq"))
+
+
+@table("flags, lanes, seen, word, expected, last, text", [
+    ([7], 1, [7], 0, 42, 7, ">= 42"),
+    ([0, 1, 9, 3, 8, 5, 6, 7], 8, [0, 1, 9, 3, 8, 5, 6, 7], 2, 2, 9, "== 2"),  # the first that is missing
+    ([3, 1, 9, 2], -4, [-1], 0, 42, 3, "== 42"),
+    ([0, 0, 0], 0, [], 2, 1, 0, ">= 1"),  # of rank 0, which is not at the barrier
+])  # fmt: skip
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_bounded_wait_reports_and_goes_on(make_world, rank, flags, lanes, seen, word, expected, last, text):
+    world, out = make_world(2), torch.full((8,), -7)
+    mine = world.tensors(*(torch.tensor(flags) for _ in range(2)))[rank]
+    wait_bounded[(1,)](mine, out, world.context(rank, timeout_ns=NS), lanes=lanes, world_size=2)
+    assert out[: len(seen)].tolist() == seen
+    words, address = world.status.tolist(), mine.data_ptr() + 8 * (word if lanes else 1 - rank)
+    assert code_of(words[Status.CODE]) == 1
+    assert (words[Status.RANK], words[Status.PROGRAM], words[Status.ADDRESS]) == (rank, 0, address)
+    assert (words[Status.EXPECTED], words[Status.LAST]) == (expected, last)
+    assert text in timeout_text(Report(0, Status.CODE, words, 0), Meaning((0,)))
+
+
+class Clock:
+    """Goes on by 10 ms at every look."""
+
+    looks = 0
+
+    def monotonic_ns(self):
+        self.looks += 1
+        return self.looks * 10_000_000
+
+
+def test_one_report_and_no_second_full_wait(make_world, monkeypatch):
+    """After the first timeout the other waits give up early: what they compute is lost anyway."""
+    clock = Clock()
+    monkeypatch.setattr("iris_triton.interpreter.entries.clock", clock.monotonic_ns)
+    world = make_world(1)
+    (flag,), out = world.zeros(1, dtype=I64), torch.full((2,), -1)
+    context = world.context(0, timeout_ns=40_000_000)  # 4 looks
+    wait_bounded[(1, 1, 2)](flag, out, context, lanes=1, world_size=1)
+    assert out.tolist() == [0] * 2
+    assert 0 <= world.status[Status.PROGRAM] < 2
+    for forget, looks in ((False, range(1, 2)), (True, range(5, 1000))):
+        clock.looks = 0
+        world.status *= not forget
+        wait_bounded[(1,)](flag, out, context, lanes=1, world_size=1)
+        assert clock.looks in looks
+
+
+@triton.jit
+def wait_where(flag, status, timeout_ns, x, y, z):
+    here = (tl.program_id(0) == x) & (tl.program_id(1) == y) & (tl.program_id(2) == z)
+    if here:
+        iris.wait(flag, 1, timeout_ns=timeout_ns, status=status, rank=6)
+
+
+def test_program_and_rank_of_the_report_and_waits_without_status_words(make_world):
+    flag, status = torch.zeros(1, dtype=I64), torch.zeros(STATUS_WORDS, dtype=I64)
+    wait_where[(2, 3, 4)](flag, status, NS, 1, 2, 3)
+    assert (status[Status.PROGRAM], status[Status.RANK]) == (1 + 2 * (2 + 3 * 3), 6)
+    world, out = make_world(1), torch.zeros(1, dtype=I64)
+    (flag,) = world.tensors(torch.tensor([3]))
+    wait_bounded[(1,)](flag, out, world.context(0, timeout_ns=NS, reports=False), lanes=1, world_size=1)
+    assert out.item() == 3
+    assert not world.status.any()
+
+
+# -- barrier ----------------------------------------------------------------------------------------------------------
+@triton.jit
+def meet(flags, contexts, words, rounds, world_size: tl.constexpr):
+    """In a grid of two dimensions program j of a rank meets program j of the others."""
+    rank, program = tl.program_id(0), tl.program_id(1)
+    ctx = iris.DeviceContext.from_tensor(contexts + rank * words, world_size)
+    own = tl.load(flags + rank).to(tl.pointer_type(tl.int32))
+    for _ in range(rounds):
+        ctx.barrier(own, program=program)
+        iris.barrier(own, rank, world_size, ctx.heap_bases, program=program)
+
+
+def test_programs_have_barriers_of_their_own_whose_counters_wrap_around(make_world):
+    """tests/multirank/test_sync.py looks at what is stored before barriers, and at groups."""
+    world, first = make_world(2), 2**31 - 3
+    flags, contexts = world.tensors(*(torch.full((5, 3), first, dtype=I32) for _ in range(2))), world.contexts()
+    for launch in (1, 2):  # nothing is reset between launches
+        addresses = torch.tensor([each.data_ptr() for each in flags])
+        meet[(2, 5)](addresses, contexts, contexts.shape[1], 3, world_size=2)
+        passed = torch.tensor([first + launch * 6]).to(I32)
+        assert all((each == passed).all() for each in flags)
+
+
+# -- bad input --------------------------------------------------------------------------------------------------------
+@table("text, dtype, said", [
+    ('iris.signal(flag, 1, 0, 0, bases, op="sub")', I64, 'op of signal must be "set" or "add"'),
+    ('iris.wait(flag, 1, cmp="=>")', I64, "cmp of wait must be"),
+    ("iris.barrier(flag, 0, 1, bases)", torch.uint32, "flags of a barrier must be int32 or int64"),
+    ("iris.barrier(flag, 0, 1, bases)", torch.float64, "flags of a barrier must be int32 or int64"),
+    ("iris.wait(flag, 1)", torch.float32, "integers of 32 or 64 bits"),
+    ("iris.wait(flag, 1)", torch.int16, "integers of 32 or 64 bits"),
+    ("iris.signal(flag, 1, 0, 0, bases)", torch.float32, "integers of 32 or 64 bits"),
+    ('iris.signal(flag, 1, 0, 0, bases, scope="cta")', I64,
+     'sem of signal must be "release" or "relaxed", scope "sys" or "gpu"'),
+    ('iris.put_signal(flag, flag, flag, 1, 0, 0, bases, sem="acquire")', I64,
+     'sem of signal must be "release" or "relaxed"'),
+    ('iris.wait(flag, 1, scope="cta")', I64, 'sem of wait must be "acquire" or "relaxed", scope "sys" or "gpu"'),
+    ('iris.wait(flag, 1, sem="release")', I64, 'sem of wait must be "acquire" or "relaxed"'),
+    ("iris.signal(flag + tl.arange(0, 2), 1, 0, 0, bases)", I64, "signal changes one flag"),
+    ("iris.barrier(flag + tl.arange(0, 2), 0, 1, bases)", I64, "flags of a barrier must be a pointer to the first "),
+    ("iris.wait_any(flag, 1)", I64, "wait_any takes a block of flags"),
+    ("iris.test(flag, 1)", torch.float32, "integers of 32 or 64 bits"),
+    ('iris.load_acquire(flag, scope="cta")', I64, 'scope "sys" or "gpu"'),
+    ("iris.wait(flag + tl.arange(0, 4).reshape([2, 2]), 1)", I64, "wait takes one flag, or a block of them with one "),
+])  # fmt: skip
+def test_misuse_is_refused(make_world, text, dtype, said):
+    world = make_world(1)
+    kernel = kernel_of(triton.jit, "flag, bases", text, iris=iris, tl=tl)
+    with pytest.raises(Exception, match=said):
+        kernel[(1,)](*world.tensors(torch.ones(1, dtype=dtype)), world.bases)
+
+
+@triton.jit
+def meet_as(flags, context, start, stride, size, world_size: tl.constexpr):
+    iris.DeviceContext.from_tensor(context, world_size).barrier(flags, start, stride, size)
+
+
+OUTSIDE, TWICE = "empty or reaches outside of the world", "names a rank twice"
+STRANGER = "no member of its group"
+
+
+@table("caller, group, text", [
+    (0, (0, 1, 3), OUTSIDE), (0, (0, 1, 0), OUTSIDE), (0, (-1, 1, 2), OUTSIDE), (1, (1, -2, 2), OUTSIDE),
+    (0, (0, 0, 2), TWICE), (0, (1, 1, 1), STRANGER), (1, (0, 2, 1), STRANGER), (1, (1, 0, 1), ""), (1, (1, -1, 1), ""),
+])  # fmt: skip
+def test_a_barrier_of_an_impossible_group_is_refused(make_world, caller, group, text):
+    """Unchecked, an address of the tensor's other words is taken for a heap's; a group of one needs no stride."""
+    world = make_world(2)
+    flags = world.zeros(3, dtype=I64)
+    if text:
+        with pytest.raises(AssertionError, match=text):
+            meet_as[(1,)](flags[caller], world.context(caller), *group, world_size=2)
+        assert not any(each.any() for each in flags)
+    else:
+        meet_as[(1,)](flags[caller], world.context(caller), *group, world_size=2)
+        assert flags[1].tolist() == [0, 1, 1]

@@ -1,9 +1,0 @@
-"""The same tests on the CPU and on GPUs."""
-
-import pytest
-
-
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.multigpu)])
-def device(request):
-    """Where the ranks compute; on GPUs, the test's `num_ranks` decides about its tier."""
-    return request.param

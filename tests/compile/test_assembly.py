@@ -1,0 +1,252 @@
+"""The machinery that compiles without a GPU; in assembly, address translation, early launches and multicast."""
+
+import ast
+import json
+import os
+import pathlib
+import re
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from compile_language import compile_cases
+from tables import table
+from triton.runtime import driver
+
+from iris_triton import language
+from iris_triton.collectives.nvls import nvls
+from iris_triton.device_barrier import device_barrier, signal, signal_wait
+from iris_triton.language.multimem import multimem_fence, multimem_load_reduce, multimem_store
+from iris_triton.launcher import early_launch
+from iris_triton.testing.compile_only import TARGETS, assembly, compile_for
+
+F32, BF16, F16, I64 = torch.float32, torch.bfloat16, torch.float16, torch.int64
+
+
+@triton.jit
+def add_one(x, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x + i, tl.load(x + i, mask=i < n) + 1, mask=i < n)
+
+
+@triton.jit
+def broken(x):
+    tl.store(x, undefined_name)  # noqa: F821
+
+
+@table("target, text", [("sm_90", ".target sm_90a"), ("gfx942", "gfx942"), ("gfx950", "gfx950")])
+def test_compiles_for_the_target_named_and_restores_the_driver(target, text):
+    before = driver._active
+    assert text in assembly(compile_for(add_one, (torch.float32, 100), {"BLOCK": 64}, target))
+    assert driver._active is before
+    with pytest.raises(triton.CompilationError):
+        compile_for(broken, (torch.float32,), {}, target)
+    assert driver._active is before
+    with pytest.raises(KeyError, match="gfx1"):
+        compile_for(add_one, (torch.float32, 100), {"BLOCK": 64}, "gfx1")
+
+
+def _compile_intrinsics(errors, found):
+    """Write what compilers print into a file, and the assembly for each target into another one."""
+    os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), 2)
+    case = next(case for case in compile_cases() if case.name == "intrinsics")
+    texts = {each: assembly(compile_for(case.kernel, case.args, case.kwargs, each)) for each in TARGETS}
+    with open(found, "w") as file:
+        json.dump(texts, file)
+
+
+def test_intrinsics_have_no_assembly_of_another_vendor(server, tmp_path):
+    # In a process of its own: assembly of the wrong vendor may end the process, or only print and be dropped.
+    errors, found = tmp_path / "errors", tmp_path / "found"
+    process = server.Process(target=_compile_intrinsics, args=(errors, found))
+    process.start()
+    process.join()
+    assert process.exitcode == 0, errors.read_text()
+    assert "error" not in errors.read_text()
+    texts = json.loads(found.read_text())
+    assert list(texts) == list(TARGETS)
+    for target, text in texts.items():
+        foreign = ("s_memrealtime", "hwreg") if target == "sm_90" else ("%globaltimer", "%smid")
+        assert not [word for word in foreign if word in text], target
+
+
+def test_no_default_of_a_device_function_is_text():
+    """Triton 3.6 takes numbers as defaults, and refuses a string where the function is called."""
+    found = []
+    for path in pathlib.Path(__file__).resolve().parents[2].glob("iris_*/src/**/*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef) and any("jit" in ast.unparse(each) for each in node.decorator_list):
+                texts = [each for each in node.args.defaults if isinstance(getattr(each, "value", None), str)]
+                found += [f"{path}: {node.name}"] * bool(texts)
+    assert found == []
+
+
+# -- address translation keeps alignment, contiguity, and 64 bits of distance -----------------------------------------
+VECTOR = {"sm_90": r"st\.global\.v4\.b32", "gfx942": r"global_store_dwordx4", "gfx950": r"global_store_dwordx4"}
+SINGLE = {"sm_90": r"st\.global\.b32", "gfx942": r"global_store_dword ", "gfx950": r"global_store_dword "}
+
+
+@triton.jit
+def fill(x, bases, me, peer, shift, hint: tl.constexpr, BLOCK: tl.constexpr):
+    language.store(x + shift + tl.arange(0, BLOCK), 1.0, me, peer, bases, hint=hint)
+
+
+@triton.jit
+def fill_2d(x, bases, me, peer, stride, hint: tl.constexpr, BLOCK: tl.constexpr):
+    where = x + tl.arange(0, BLOCK)[:, None] * stride + tl.arange(0, BLOCK)[None, :]
+    language.store(where, 1.0, me, peer, bases, hint=hint)
+
+
+@triton.jit
+def fill_from_table(x, bases, ranks, BLOCK: tl.constexpr):
+    """Neither rank is known to the compiler."""
+    language.store(x + tl.arange(0, BLOCK), 1.0, tl.load(ranks), tl.load(ranks + 1), bases)
+
+
+@triton.jit
+def reload(x, out, bases, modifier: tl.constexpr, volatile: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    value = language.load(x + i, 0, 1, bases, cache_modifier=modifier, volatile=volatile)
+    tl.store(out + i, value)
+
+
+@triton.jit
+def refill(x, bases, modifier: tl.constexpr, BLOCK: tl.constexpr):
+    language.store(x + tl.arange(0, BLOCK), 1.0, 0, 1, bases, cache_modifier=modifier)
+
+
+@table("target", TARGETS)
+def test_unknown_alignment_needs_a_hint(target):
+    def text(kernel, hint, block):  # neither a shift by 7 elements nor rows of 7 are aligned
+        args = (torch.float32, torch.int64, 3, 5, 7)
+        return assembly(compile_for(kernel, args, {"hint": hint, "BLOCK": block}, target))
+
+    for hint, found, lacking in ((None, SINGLE, VECTOR), (16, VECTOR, SINGLE)):
+        assert re.search(found[target], text(fill, hint, 1024))
+        assert not re.search(lacking[target], text(fill, hint, 1024))
+    assert not re.search(VECTOR[target], text(fill_2d, None, 64))
+    assert re.search(VECTOR[target], text(fill_2d, (1, 16), 64))
+    args = (torch.float32, torch.int64, torch.int32)  # ranks that the compiler does not know
+    assert re.search(VECTOR[target], assembly(compile_for(fill_from_table, args, {"BLOCK": 1024}, target)))
+
+
+@table("target, dtype", [("sm_90", torch.float32), ("gfx942", torch.bool), ("gfx950", torch.int8),
+                         ("gfx942", torch.float16), ("gfx950", torch.float64)])  # fmt: skip
+def test_distance_is_added_as_64_bits(target, dtype):
+    # A tensor of less than 2 GiB, of which Triton assumes that 32-bit offsets reach all that its pointer leads to.
+    small = torch.empty(4096, dtype=dtype)
+    compiled = compile_for(fill, (small, torch.int64, 3, 5, 0), {"hint": None, "BLOCK": 1024}, target)
+    assert re.search(r"arith\.shrsi .* : i64", compiled.asm["ttir"])
+    assert re.search(r"tt\.addptr .*, tensor<1024xi64>", compiled.asm["ttir"])
+    if target != "sm_90":
+        assert "tt.pointer_range = 32" in compiled.asm["ttgir"]
+        assert "buffer_store" not in assembly(compiled)
+        assert "trunci" not in compiled.asm["ttgir"]
+
+
+@table("modifier, volatile, cuda, amd", [
+    (".ca", False, r"ld\.global\.ca\.v4", r"global_load_dwordx4 [^\n]*off$|global_load_dwordx4 [^\n]*\]$"),
+    (".cg", False, r"ld\.global\.cg\.v4", r"global_load_dwordx4 .* nt"),
+    (".cv", False, r"ld\.volatile\.global\.v4", r"global_load_dwordx4 .* sc0 sc1"),
+    (None, True, r"ld\.volatile\.global\.v4", r"global_load_dwordx4 .* sc0 sc1"),
+])  # fmt: skip
+def test_load_modifiers_reach_the_assembly(modifier, volatile, cuda, amd):
+    kwargs = {"modifier": modifier, "volatile": volatile, "BLOCK": 1024}
+    args = (torch.float32, torch.float32, torch.int64)
+    assert re.search(cuda, assembly(compile_for(reload, args, kwargs, "sm_90")))
+    assert re.search(amd, assembly(compile_for(reload, args, kwargs, "gfx942")), re.MULTILINE)
+
+
+@table("modifier", [".wb", ".cg", ".cs", ".wt"])
+def test_store_modifiers_reach_the_assembly(modifier):
+    kwargs = {"modifier": modifier, "BLOCK": 1024}
+    text = assembly(compile_for(refill, (torch.float32, torch.int64), kwargs, "sm_90"))
+    assert re.search(rf"st\.global\{modifier}\.v4", text)
+
+
+# -- kernels that come up while the one before still runs look at no memory before it has ended -----------------------
+ARGUMENTS = (I64, I64, 8, 1000, 0, 1)
+MEMORY = re.compile(r"^\s*(@\S+ )?(ld|st|atom|red)\.\S*(global|relaxed|acquire|release)", re.MULTILINE)
+WAIT = re.compile(r"\bld\.acquire\.")
+
+
+def barrier(target, **options):
+    return compile_for(device_barrier, ARGUMENTS, {"sem": "release", "LANES": 8, "num_warps": 1, **options}, target)
+
+
+def test_nothing_is_read_before_the_wait_and_nothing_waits_for_peers_when_the_next_kernel_starts():
+    """It may take all multiprocessors, also the one that a peer's kernel would be waited for with."""
+    compiled = barrier("sm_90", EARLY=True, launch_pdl=True)
+    assert compiled.metadata.launch_pdl
+    text = assembly(compiled)
+    memory, begin = MEMORY.search(text), text.index("griddepcontrol.wait")
+    assert memory is not None
+    assert begin < memory.start()
+    last = [wait.start() for wait in WAIT.finditer(text)][-1]
+    assert "bar.sync" in text[last : text.index("griddepcontrol.launch_dependents")]
+
+
+@table("target", ["sm_90", "gfx942", "gfx950"])
+def test_without_it_nothing_is_there_and_signals_of_the_host_compile(target):
+    """A release of the whole system; "add" is one atomic operation."""
+    assert "griddepcontrol" not in assembly(barrier(target, EARLY=False))
+    for word in (torch.int32, torch.int64):
+        for add in (False, True):
+            text = assembly(compile_for(signal, (word, 1), {"ADD": add, "num_warps": 1}, target))
+            wanted = r"(atom|red)\.\S*sys\S*add" if add else r"release\.sys|membar\.sys|fence\.\S*sys"
+            assert re.search(wanted if target == "sm_90" else "atomic_add|atomic_swap", text)
+        awaited = assembly(compile_for(signal_wait, (word, 1, 1000, 0, 1), {"cmp": "ge", "num_warps": 1}, target))
+        assert WAIT.search(awaited) if target == "sm_90" else "s_cbranch" in awaited
+
+
+@table("device, hip, capability, early", [
+    ("cpu", None, None, {}), ("cuda:1", None, (9, 0), {"launch_pdl": True}), ("cuda:1", None, (8, 9), {}),
+    ("cuda:0", "6.3", (9, 4), {}),
+])  # fmt: skip
+def test_where_it_is_possible(monkeypatch, device, hip, capability, early):
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda name: capability)
+    assert early_launch(device) == early
+
+
+# -- multicast addresses ----------------------------------------------------------------------------------------------
+KINDS = {F32: r"add\.v4\.f32", BF16: r"add\.acc::f32\.v4\.bf16x2", F16: r"add\.acc::f32\.v4\.f16x2"}
+REDUCE, STORE = r"multimem\.ld_reduce\.relaxed\.sys\.global\.", r"multimem\.st\.relaxed\.sys\.global\.v4\.f32"
+ADDRESS = 1 << 40
+
+
+@triton.jit
+def sum_to_all(data, out, me, bases, multicast, count, W: tl.constexpr, BLOCK: tl.constexpr):
+    """Add up all ranks' `data` and store the sums into all ranks' `out`, 16 bytes for each lane."""
+    UNIT: tl.constexpr = 128 // data.dtype.element_ty.primitive_bitwidth
+    place = tl.arange(0, BLOCK) * UNIT
+    words = multimem_load_reduce(data + place, me, bases, multicast, place < count, W)
+    multimem_fence()
+    multimem_store(out + place, words, me, bases, multicast, place < count, W)
+
+
+@table("dtype", KINDS)
+def test_device_functions(dtype):
+    args = (dtype, dtype, 1, I64, ADDRESS, 1000)
+    compiled = compile_for(sum_to_all, args, {"W": 4, "BLOCK": 256, "num_warps": 4})
+    fenced = rf"{REDUCE}{KINDS[dtype]} (.|\n)*fence\.proxy\.alias(.|\n)*{STORE} "
+    assert re.search(fenced, assembly(compiled))
+    assert compiled.asm["cubin"], "the assembler takes it"
+    with pytest.raises(triton.CompilationError) as caught:
+        compile_for(sum_to_all, args, {"W": 4, "BLOCK": 256, "num_warps": 4}, "gfx942")
+    assert "multimem instructions are for NVIDIA" in str(caught.value.__cause__ or caught.value)
+
+
+@table("dtype, sums, to_all, direct", [
+    (BF16, True, True, True), (F32, True, True, False), (F16, True, False, False), (torch.int8, False, True, False),
+])  # fmt: skip
+def test_collectives(dtype, sums, to_all, direct):
+    args = (dtype, dtype, I64, torch.uint8, I64, 1, 1, 1, 4000, 1000, 1000, ADDRESS, 0, ADDRESS, (1,), (1,), (1,), (1,))
+    forms = {"SUMS": sums, "TO_ALL": to_all, "DIRECT": direct, "IN_DIMS": 0, "OUT_DIMS": 0, "BLOCK": 4096}
+    compiled = compile_for(nvls, args, {"SIZE": 4, **forms, "num_warps": 8})
+    text = assembly(compiled)
+    assert bool(re.search(REDUCE + KINDS[dtype] if sums else REDUCE, text)) == sums
+    assert bool(re.search(STORE, text)) == to_all
+    assert len(re.findall(r"fence\.proxy\.alias", text)) >= 1 + (not direct)
+    assert compiled.asm["cubin"]
