@@ -56,6 +56,13 @@ def run_example(pool, monkeypatch, path, num_ranks, found, seeds=()):
     return texts(found)
 
 
+@exhaustive
+@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+@pytest.mark.parametrize("name", EXPECTED)
+def test_examples(pool, monkeypatch, tmp_path, name, num_ranks):
+    assert run_example(pool, monkeypatch, EXAMPLES / name, num_ranks, tmp_path / "found") == []
+
+
 UNDER_SCHEDULES = (
     "05_atomic_add.py", "12_message_passing_context.py", "13_message_passing_gluon.py",
     "22_gemm_all_scatter_specialised.py", "27_gemm_all_reduce_one_shot.py", "28_gemm_all_reduce_ring.py",
