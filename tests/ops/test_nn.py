@@ -1,6 +1,7 @@
 """Divided layers train like those of torch.distributed."""
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -20,6 +21,8 @@ from iris_core.nn import (
     linear_all_gather,
     linear_all_reduce,
     linear_reduce_scatter,
+    ring_attention,
+    ulysses,
 )
 from iris_core.ops import FusedConfig
 
@@ -76,18 +79,50 @@ def train(device, form, dtype, steps, algorithms=None, members=None):
 
 @on_heap("4MiB")
 def frozen(ctx):
-    """What needs no gradient gets none; under no_grad nothing is recorded."""
+    """What needs no gradient gets none; under no_grad nothing is recorded, else what another member may need is."""
     layer = RowParallelLinear(ctx, 2 * ctx.num_ranks, 4, bias=False, sequence_parallel=True)
     x = torch.ones(2 * ctx.num_ranks, 2, device=ctx.device)
     layer(x).sum().backward()
     assert (x.grad, layer.bias) == (None, None)
     assert layer.weight.grad is not None
     layer.weight.requires_grad_(False)
-    assert not layer(x).requires_grad
+    assert layer(x).requires_grad
+    assert not linear_all_reduce(ctx, x, layer.weight).requires_grad
     with torch.no_grad():
         assert not layer(x.requires_grad_()).requires_grad
     layer(x).sum().backward()
     assert torch.allclose(x.grad.cpu(), layer.weight.detach().cpu().sum(0).expand(x.shape), atol=1e-6)
+
+
+@on_heap("8MiB", IRIS_BARRIER_TIMEOUT="30", IRIS_DEVICE_TIMEOUT="30")
+def needed_by_some(ctx):
+    """Which functions give a member other gradients where others need other ones, or none, than where all need all."""
+    size, wrong = ctx.num_ranks, []
+    of_linear = (2 * size, 4), (2 * size, 4), (2 * size,)
+    functions = linear, linear_all_gather, linear_all_reduce, all_gather_linear, linear_reduce_scatter
+    cases = {each.__name__: (functools.partial(each, ctx), of_linear) for each in functions}
+    layer = RowParallelLinear(ctx, 2 * size, 4, bias=False, input_is_parallel=False)
+    cases["part"] = layer, [(3, 2 * size)]
+    cases["ulysses"] = lambda x: ulysses(ctx, x, 1, 0), [(2, size)]
+    ring = ctx.ops.ring_attention(1, 1, 2 * size, 16, dtype=torch.float32, gradients=True)
+    cases["ring"] = functools.partial(ring_attention, ring), [(1, 2, 16)] * 3
+    patterns = (True, True, True), (False, False, False), (True, False, False), (False, True, True)
+    for name, (call, shapes) in cases.items():
+        given = [torch.randn(shape, device=ctx.device) for shape in shapes]
+        for turn in range(4):
+            needs = patterns[turn and (turn + ctx.cur_rank) % 4]
+            leaves = [each.clone().requires_grad_(need) for each, need in zip(given, needs, strict=False)]
+            layer.weight.requires_grad_(needs[0])
+            out = call(*leaves)
+            if out.requires_grad:
+                out.square().sum().backward()
+            found = [each.grad for each in leaves]
+            if turn == 0:
+                wanted = found
+            for got, want, need in zip(found, wanted, needs, strict=False):
+                if (got is not None) != need or (need and not torch.allclose(got, want, atol=1e-5)):
+                    wrong.append((name, turn))
+    return wrong
 
 
 @on_heap("8MiB", IRIS_BARRIER_TIMEOUT="30")
@@ -170,6 +205,11 @@ def test_training(pool, device, num_ranks, form, algorithms, members):
 @pytest.mark.parametrize("job", [of_a_layer, frozen, refused_by_one])
 def test_layers_are_modules_like_others(pool, num_ranks, device, job):
     assert pool.run(job, num_ranks, device) == [None] * num_ranks
+
+
+@pytest.mark.parametrize("num_ranks", [3])
+def test_members_need_different_gradients(pool, num_ranks, device):
+    assert pool.run(needed_by_some, num_ranks, device) == [[]] * num_ranks
 
 
 ONES = torch.ones

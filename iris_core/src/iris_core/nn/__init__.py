@@ -16,7 +16,8 @@ scattered after.  Every product that communicates, forwards or backwards, is one
 | `linear_reduce_scatter` | matmul_reduce_scatter | all_gather_matmul | all_gather_matmul (inner dimension) |
 
 Collective: every member of the group calls a function, and later its backward pass, in the same order.  As torch runs
-backward passes in an order that depends on the graph alone, that is so where the members' graphs are alike.
+backward passes in an order that depends on the graph alone, that is so where the members' graphs are alike.  What is
+communicated backwards is, whatever a member needs: but for `linear_all_reduce`, results require gradients.
 
 x is (..., features); where rows are gathered or scattered, it is the first dimension that is divided, and everything in
 front of the features counts as rows.  Results are ordinary tensors, not on the symmetric heap.  x, weight and bias have
@@ -36,7 +37,7 @@ from iris_core.errors import ArgumentError, UnsupportedError
 from iris_core.nn.expert_parallel import ExpertParallel, combine, dispatch
 from iris_core.nn.norm import RMSNorm, all_reduce_rms_norm
 from iris_core.nn.sequence import ring_attention, ulysses
-from iris_core.nn.setting import Setting
+from iris_core.nn.setting import NEEDED, Setting
 
 if TYPE_CHECKING:
     from iris_core.api import Iris
@@ -71,17 +72,17 @@ _KINDS: dict[str, tuple[str | None, str | None]] = {
     "linear_reduce_scatter": ("matmul_reduce_scatter", "all_gather_matmul"),
 }
 """By function, its operation and that of the gradient of x; None where nothing is communicated."""
+_EXCHANGED = "all_gather_matmul", "matmul_reduce_scatter"  # after these, so does the gradient of the weight
 
 
 class _Function(torch.autograd.Function):
     """A function, as torch differentiates it; rows of x, of the result and of its gradient are matrices."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, s: Setting, name: str) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, _: Any, s: Setting, name: str) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.setting, ctx.name, ctx.has_bias = s, name, bias is not None
-        forward, _ = _KINDS[name]
-        rows = x.reshape(-1, x.shape[-1])
+        forward, rows = _KINDS[name][0], x.reshape(-1, x.shape[-1])
         if forward is None:
             out = torch.nn.functional.linear(rows, weight, bias)
         else:
@@ -100,10 +101,9 @@ class _Function(torch.autograd.Function):
         if forward == "matmul_all_gather":
             grad = grad.chunk(s.size, -1)[s.rank]
         rows, grad_x, grad_w, grad_b = _rows(grad), None, None, None
-        if ctx.needs_input_grad[0]:
-            w = weight.detach()
-            grad_x = (rows @ w if backward is None else s.product(backward, rows, w)).view(x.shape)
-        if ctx.needs_input_grad[1]:
+        if ctx.needs_input_grad[0] or backward is not None:  # others may need what is communicated
+            grad_x = (rows @ weight if backward is None else s.product(backward, rows, weight)).view(x.shape)
+        if ctx.needs_input_grad[1] or forward in _EXCHANGED:
             if not rows.shape[0]:
                 grad_w = torch.zeros_like(weight)
             elif forward == "all_gather_matmul":  # (features in, all rows) @ (all rows, features out)
@@ -112,12 +112,12 @@ class _Function(torch.autograd.Function):
                 grad_w = s.product("all_gather_matmul", rows.t(), _rows(x), inner=True)
             else:
                 grad_w = rows.t() @ _rows(x)
-        if ctx.has_bias and ctx.needs_input_grad[2]:
+        if ctx.has_bias and (ctx.needs_input_grad[2] or forward == "matmul_reduce_scatter"):
             total = rows.sum(0, dtype=torch.float32)
             if forward == "matmul_reduce_scatter":  # each member has seen its own rows only
                 s.ccl.all_reduce(total, total, group=s.group)
             grad_b = total.to(grad.dtype)
-        return grad_x, grad_w, grad_b, None, None
+        return grad_x, grad_w, grad_b, None, None, None
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -129,17 +129,16 @@ class _TakePart(torch.autograd.Function):
     """This member's part of the features; backwards, the parts of all."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, setting: Setting) -> Tensor:
+    def forward(ctx: Any, x: Tensor, _: Any, setting: Setting) -> Tensor:
         ctx.setting = setting
         return x.chunk(setting.size, -1)[setting.rank].contiguous()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        setting: Setting = ctx.setting
-        parts = grad.new_empty(setting.size, *grad.shape)
-        setting.ccl.all_gather(parts, grad.contiguous(), group=setting.group)
-        return torch.cat(list(parts), -1), None
+        parts = grad.new_empty(ctx.setting.size, *grad.shape)
+        ctx.setting.ccl.all_gather(parts, grad.contiguous(), group=ctx.setting.group)
+        return torch.cat(list(parts), -1), None, None
 
 
 # -- functions --------------------------------------------------------------------------------------------------------
@@ -225,7 +224,7 @@ def linear_reduce_scatter(
 
 
 def _apply(name: str, x: Tensor, weight: Tensor, bias: Tensor | None, setting: Setting) -> Tensor:
-    forward, _ = _KINDS[name]
+    forward, backward = _KINDS[name]
     dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else None
     try:
         _check(name, x, weight, bias, setting.size, dtype)
@@ -236,8 +235,8 @@ def _apply(name: str, x: Tensor, weight: Tensor, bias: Tensor | None, setting: S
     if dtype is not None:  # torch differentiates the conversions
         x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
     with torch.autocast(x.device.type, enabled=False):
-        result: Tensor = _Function.apply(x, weight, bias, setting, name)  # type: ignore[no-untyped-call]
-    return result
+        given = x, weight, bias, NEEDED if backward else None, setting, name
+        return _Function.apply(*given)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _check(name: str, x: Tensor, weight: Tensor, bias: Tensor | None, size: int, dtype: torch.dtype | None) -> None:
@@ -437,5 +436,5 @@ class RowParallelLinear(_Parallel):
                     f"RowParallelLinear: x has shape {tuple(x.shape)}, and must have all {self.in_features} features"
                 )
                 self._setting.ops.refuse(str(_KINDS[name][0]), error, self._setting.group)
-            x = _TakePart.apply(x, self._setting)  # type: ignore[no-untyped-call]
+            x = _TakePart.apply(x, NEEDED, self._setting)  # type: ignore[no-untyped-call]
         return _apply(name, x, self.weight, self.bias, self._setting)

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from iris_core.errors import ArgumentError
+from iris_core.nn.setting import NEEDED
 from iris_core.ops.experts import Dispatched, ExpertGroup, Turn
 
 if TYPE_CHECKING:
@@ -92,8 +93,7 @@ def dispatch(group: ExpertGroup, x: Tensor, chosen: Tensor, weights: Tensor | No
         )
     turns: list[Turn] = []
     given = x.contiguous(), chosen.contiguous(), None if weights is None else weights.contiguous()
-    needs = torch.empty(0, device=x.device, requires_grad=True)  # another member may, if x does not
-    rows, link = _Dispatch.apply(*given, needs, group, turns)  # type: ignore[no-untyped-call]
+    rows, link = _Dispatch.apply(*given, NEEDED, group, turns)  # type: ignore[no-untyped-call]
     turn = replace(turns[0], weights=given[2], link=link)
     return Dispatched(rows, turn.counts, turn)
 
@@ -110,8 +110,7 @@ def combine(y: Tensor, turn: Turn) -> Tensor:
     Raises:
         ArgumentError: shapes or dtypes do not fit.
     """
-    out: Tensor = _Combine.apply(y.contiguous(), turn.weights, turn.link, turn)  # type: ignore[no-untyped-call]
-    return out
+    return _Combine.apply(y.contiguous(), turn.weights, turn.link, turn)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class ExpertParallel(torch.nn.Module):
@@ -167,5 +166,4 @@ class ExpertParallel(torch.nn.Module):
 
     def extra_repr(self) -> str:
         """Say what the group is."""
-        group = self.group
-        return f"experts={group.experts}, hidden={group.hidden}, top_k={group.top_k}"
+        return f"experts={self.group.experts}, hidden={self.group.hidden}, top_k={self.group.top_k}"

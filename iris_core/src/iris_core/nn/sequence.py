@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from iris_core.nn.setting import Setting
+from iris_core.nn.setting import NEEDED, Setting
 
 if TYPE_CHECKING:
     from iris_core.api import Iris
@@ -20,7 +20,7 @@ class _Ulysses(torch.autograd.Function):
     """The gradient goes the same way back."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, scatter: int, gather: int, s: Setting) -> Tensor:
+    def forward(ctx: Any, x: Tensor, _: Tensor | None, scatter: int, gather: int, s: Setting) -> Tensor:
         ctx.way, shape = (gather, scatter, s), list(x.shape)
         shape[scatter] //= s.size
         shape[gather] *= s.size
@@ -31,13 +31,13 @@ class _Ulysses(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        return _Ulysses.apply(grad.contiguous(), *ctx.way), None, None, None  # type: ignore[no-untyped-call]
+        return _Ulysses.apply(grad.contiguous(), None, *ctx.way), *[None] * 4  # type: ignore[no-untyped-call]
 
 
 def ulysses(context: Iris, x: Tensor, scatter_dim: int, gather_dim: int, *, group: Group = None) -> Tensor:
     """Return x with one dimension divided among the members instead of another one; see `ctx.ops.ulysses`.
 
-    Collective; its backward pass is the way back.
+    Collective; its backward pass is the way back, on all members: without `torch.no_grad`, results require gradients.
 
     Args:
         context: the open Iris.
@@ -57,16 +57,15 @@ def ulysses(context: Iris, x: Tensor, scatter_dim: int, gather_dim: int, *, grou
         ...     ulysses(ctx, torch.ones(2, 6, 4, 8), scatter_dim=2, gather_dim=1).shape
         torch.Size([2, 6, 4, 8])
     """
-    given = scatter_dim, gather_dim, Setting(context, group)
-    out: Tensor = _Ulysses.apply(x, *given)  # type: ignore[no-untyped-call]
-    return out
+    how = scatter_dim, gather_dim, Setting(context, group)
+    return _Ulysses.apply(x, NEEDED, *how)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Ring(torch.autograd.Function):
     """Keys and values travel again in the backward pass, and their gradients with them."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, ring: RingAttention) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, _: Tensor | None, ring: RingAttention) -> Tensor:
         out, lse = ring(q, k, v)
         ctx.ring = ring
         ctx.save_for_backward(q, k, v, out, lse)
@@ -75,13 +74,13 @@ class _Ring(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        return *ctx.ring.gradients(grad.contiguous(), *ctx.saved_tensors), None
+        return *ctx.ring.gradients(grad.contiguous(), *ctx.saved_tensors), None, None
 
 
 def ring_attention(ring: RingAttention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Return this member's rows of the attention over a divided sequence; see `ctx.ops.ring_attention`.
 
-    Collective; so is its backward pass, which computes the weights again.
+    Collective; so is its backward pass, which computes the weights again: with `gradients`, results require them.
 
     Args:
         ring: what `ctx.ops.ring_attention` returns, with `gradients`; layers may share one.
@@ -91,5 +90,5 @@ def ring_attention(ring: RingAttention, q: Tensor, k: Tensor, v: Tensor) -> Tens
     Raises:
         ArgumentError: shapes or dtypes do not fit.
     """
-    out: Tensor = _Ring.apply(q.contiguous(), k.contiguous(), v.contiguous(), ring)  # type: ignore[no-untyped-call]
-    return out
+    given = q.contiguous(), k.contiguous(), v.contiguous(), NEEDED if ring.has_gradients else None
+    return _Ring.apply(*given, ring)  # type: ignore[no-any-return, no-untyped-call]

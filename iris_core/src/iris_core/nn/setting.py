@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 if TYPE_CHECKING:
     from torch import Tensor
 
     from iris_core.api import Iris
     from iris_core.types import Group
+
+
+NEEDED = torch.empty(0, device="cpu", requires_grad=True)  # so autograd records what another member may need
 
 
 class Setting:

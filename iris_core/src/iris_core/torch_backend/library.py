@@ -1,8 +1,9 @@
 """`torch.ops.iris.*`: collectives, fused products and norms as operators of torch.
 
 `torch.compile` keeps them in one graph (they have fake kernels), and autograd differentiates them: the gradient of each
-is its dual, as if the sum of all ranks' losses were differentiated.  A group is a name: one that `name_of` makes, or
-that of a process group of backend "iris" (`group.group_name`).
+is its dual, as if the sum of all ranks' losses were differentiated, and as collective: a tensor must require a gradient
+on all members, or on none.  A group is a name: one that `name_of` makes, or that of a process group of backend "iris"
+(`group.group_name`).
 
 Example:
     >>> import torch
@@ -251,15 +252,11 @@ def _product_gradient(op: str) -> Callable[..., Any]:
         group, grad = ctx.group, grad.contiguous()
         bias = grad.sum(0) if ctx.has_bias and ctx.needs_input_grad[2] else None
         if op == "all_gather_matmul":
-            grad_a = grad_b = None
-            along_rows = ctx.gather_dim[0] == 0
-            if ctx.needs_input_grad[0]:
-                factors = (grad, b.t()) if along_rows else (b, grad.t())
-                grad_a = _OPS.matmul_reduce_scatter(*factors, None, group)
-            if ctx.needs_input_grad[1]:
-                gathered = _OPS.all_gather(a if along_rows else a.t(), group)
-                grad_b = (gathered.t() if along_rows else gathered) @ grad
-            return grad_a if along_rows or grad_a is None else grad_a.t(), grad_b, bias, None, None
+            along_rows = ctx.gather_dim[0] == 0  # and all take part in both: members may need different ones
+            grad_a = _OPS.matmul_reduce_scatter(*((grad, b.t()) if along_rows else (b, grad.t())), None, group)
+            gathered = _OPS.all_gather(a if along_rows else a.t(), group)
+            grad_b = (gathered.t() if along_rows else gathered) @ grad if ctx.needs_input_grad[1] else None
+            return grad_a if along_rows else grad_a.t(), grad_b, bias, None, None
         if op == "matmul_all_reduce":
             inner = _OPS.all_reduce(grad, "sum", group)
         elif op == "matmul_all_gather":
