@@ -50,7 +50,7 @@ BUDGETS = {
     "iris_core/providers": 2032,
     "iris_core/registry": 937,
     "iris_core/testing": 2000,
-    "iris_core/torch_backend": 2350,
+    "iris_core/torch_backend": 2443,
     "iris_core/tracing": 509,
     "iris_core/tuning": 427,
     "iris_core/world": 2262,
@@ -76,7 +76,7 @@ BUDGETS = {
 
 # What came after the rooms were built, in whose budgets it is: lines at most of each, and the modules and packages.
 FEATURES = {
-    "PyTorch": (2450, ("iris_core.torch_backend", "iris_core.dispatch.traced")),
+    "PyTorch": (2537, ("iris_core.torch_backend", "iris_core.dispatch.traced")),
     "several nodes": (
         2500,
         (

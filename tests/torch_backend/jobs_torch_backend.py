@@ -1,11 +1,15 @@
 """Jobs of the tests of the backend "iris": each rank compares what torch.distributed gives with gloo (NCCL on GPUs)."""
 
 import contextlib
+import copy
 import datetime
 import importlib
+import itertools
 import os
+import random
 import time
 from functools import partial
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -13,12 +17,14 @@ from jobs_common import environment, said_by
 from torch.distributed.fsdp import fully_shard
 
 import iris_core.torch_backend as torch_backend
+from iris_core.errors import HeapExhaustedError
 from iris_core.testing.conformance.collective_jobs import Case, promised, source
 from iris_core.torch_backend import fsdp, library
 
 SHAPES = [(), (0,), (5,), (3, 4)]
 IS_211 = torch.__version__ < "2.12"
 LACKING = {"all_to_all"} if IS_211 else set()  # what gloo has only later
+NO_ROOM = "requested_bytes", "free_bytes", "largest_free_bytes"
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
 
 
@@ -139,6 +145,68 @@ def equal_to_peer(store, groups, device="cpu"):
                         wrong.append((ranks, name, dtype, shape, op))
     dist.destroy_process_group()
     return wrong
+
+
+def placed(ctx, x, how):
+    """A tensor like x on the heap ("shifted", at another alignment), off it, or with gaps.  Collective."""
+    on_heap = ctx.zeros(x.numel() + 1, dtype=x.dtype)
+    found = {
+        "heap": on_heap[: x.numel()].view(x.shape), "shifted": on_heap[1:].view(x.shape),
+        "ordinary": torch.empty_like(x), "strided": x.new_empty(*x.shape, 2)[..., 0],
+    }[how]  # fmt: skip
+    return found.copy_(x)
+
+
+def lying_differently(store):
+    """What is wrong where tensors of members lie differently, whatever the first call of their kind was like.
+
+    Where all were on the heap, later calls with such tensors work on these.
+    """
+    rank, size = start(store, timeout=datetime.timedelta(seconds=30))
+    ctx, peers, wrong = torch_backend.context_of(), dist.new_group(backend="gloo"), []
+    draw = random.Random(rank).choice
+    every = collectives(list(range(size)), "cpu")
+    for name in sorted(every, key=lambda name: not name.endswith("_tensor")):  # for others, some tensors are ours
+        call, make, _ = every[name]
+        parts = {"all_gather_into_tensor": (0, 1), "reduce_scatter_tensor": (1, 0)}.get(name)
+        for shape, turn in itertools.product([] if name in LACKING else [(3, 4), (5,), (2, 3)], range(5)):
+            is_first_on_heap = turn == 0 and shape != (2, 3)
+
+            def lie(x, is_first_on_heap=is_first_on_heap):
+                how = "heap" if is_first_on_heap else draw(("heap", "shifted", "ordinary", "strided"))
+                return [*map(lie, x)] if isinstance(x, list) else placed(ctx, x, how)
+
+            tensors = make(shape, torch.float32)
+            ours, theirs = lie(tensors), copy.deepcopy(tensors)
+            if parts and (draw((False, True)) if turn else shape == (3, 4)):  # in place
+                whole, part = (ours[each] for each in parts)
+                if whole.is_contiguous():
+                    ours[parts[1]] = whole.chunk(size)[rank]
+                    if name == "all_gather_into_tensor":
+                        ours[1].copy_(part)
+            if (work := call(*ours, async_op=turn % 2 == 1)) is not None:
+                work.wait()
+            call(*theirs, group=peers)
+            outputs = slice(1 if name.endswith(("_tensor", "_single")) else None)
+            if not all(map(torch.equal, flat(ours[outputs]), flat(theirs[outputs]))):
+                wrong.append((name, shape, turn))
+    crowded = ctx.ones(1000)
+    with mock.patch.object(
+        ctx.heap, "allocate_unscoped", side_effect=HeapExhaustedError("", **dict.fromkeys(NO_ROOM, 0))
+    ):
+        dist.all_reduce(crowded)
+    with ctx.scope():
+        dist.all_reduce(ctx.ones(2000))
+    kept, other, x = ctx.ones(4000), torch.ones(2000), ctx.ones(2000)
+    x = other if rank else x
+    dist.all_reduce(x)
+    assert (kept == 1).all()  # the memory for copies is not the scope's
+    assert (x == size).all()
+    assert (crowded == size).all()
+    bound = ctx._binder.anywhere.values()
+    found = {each.op for each in bound if each.request.direct_in and each.request.direct_out}
+    dist.destroy_process_group()
+    return wrong, found
 
 
 def calls(store):
@@ -320,6 +388,11 @@ def gradients(store):
         (compiled(x) * weights).sum().backward()  # and no rank leaves a call out that others make
         if not torch.allclose(x.grad, eager):
             wrong[name] = "compiled gradient"
+    for dim, factor in enumerate((b, c)):
+        pair = [each.detach().float().requires_grad_(rank == i) for i, each in enumerate((x, factor))]
+        ops.all_gather_matmul(*pair, None, group, gather_dim=dim).sum().backward()
+        if [each.grad is not None for each in pair] != [rank == 0, rank == 1]:
+            wrong[f"one factor's {dim}"] = "gradient"
     for op, call in (("all_reduce_", ops.all_reduce_), ("all_reduce_out", partial(ops.all_reduce_out, out=b.clone()))):
         for call_it in (call, torch.compile(call, fullgraph=True, backend="aot_eager")):
             if f"iris::{op} records no gradient" not in said_by(call_it, b.clone().requires_grad_() * 1, "sum", group):

@@ -33,7 +33,7 @@ class Order(DeviceOrder):
 def made(monkeypatch):
     """Returns a function that makes a `Carried` for two ranks, and what its stand-ins have noted."""
     noted = SimpleNamespace(
-        streams=0, compared=[], connected=0, aborted=threading.Event(), lost=None, is_captured=False
+        streams=0, compared=[], connected=0, is_usual=True, aborted=threading.Event(), lost=None, is_captured=False
     )
     order = Order()
 
@@ -53,7 +53,7 @@ def made(monkeypatch):
     def make(other="GPU 1", refuses=None, fails=None):
         def compare(facts, row):
             noted.compared.append(facts)
-            return [row, other if row == "GPU 0" else "" if row is not None else None]
+            return [row, other if row == "GPU 0" else noted.is_usual if isinstance(row, bool) else ""]
 
         def connect(device):
             noted.connected += 1
@@ -63,6 +63,8 @@ def made(monkeypatch):
         def call(*arguments):
             if fails:
                 raise fails
+            first = arguments[0]
+            (first if isinstance(first, torch.Tensor) else first[0]).fill_(7)
             return SimpleNamespace(wait=lambda: None, arguments=arguments)
 
         def check_peers(failed=False):
@@ -79,7 +81,7 @@ def made(monkeypatch):
 
 
 def reduce(each, x, opts=BESIDE):
-    return each.call("allreduce", x, x, opts, [x])
+    return each.call("allreduce", x, x, opts)
 
 
 def test_what_it_carries(made):
@@ -95,18 +97,39 @@ def test_what_it_carries(made):
     noted.is_captured = False
     assert reduce(each, x, BLOCKING) is None
     assert reduce(each, SMALL) is None  # on the heap
-    for other in (torch.zeros(4, dtype=torch.int32), torch.zeros(4, 2).T, torch.zeros(4, device="meta")):
+    for other in (torch.zeros(4, dtype=torch.int32), torch.zeros(4, device="meta")):
         assert reduce(each, other) is None
         assert reduce(each, other) is None
     for opts in (BLOCKING, BLOCKING):
-        found = each.call("all_gather_single", LARGE, part, opts, LARGE, part)
+        found = each.call("all_gather_single", LARGE, part, opts)
     assert found is each._done
     for _ in range(2):  # parts that do not fit, which Iris refuses
-        assert each.call("all_gather_single", LARGE, part[1:], BLOCKING, LARGE, part[1:]) is None
+        assert each.call("all_gather_single", LARGE, part[1:], BLOCKING) is None
     assert reduce(each, LARGE, BLOCKING) is None  # nothing runs beside a sum that is waited for
     assert set(order.log) == {carried._ENGINE}
     assert len(order.log) == 3
-    assert [facts["operation"] for facts in noted.compared] == ["allreduce", "allreduce", "all_gather_single"]
+    assert [facts["operation"] for facts in noted.compared] == ["allreduce"] * 4 + ["all_gather_single"]
+    each.close()
+
+
+def test_members_decide_alike_wherever_tensors_lie(made):
+    make, noted, order = made
+    each = make()
+    for x in (SMALL, torch.zeros(4, 2).T):  # on the heap; strided
+        assert [reduce(each, given) for given in (x, torch.zeros(x.shape))] == [None, None]
+    noted.is_usual = False  # another member's
+    assert [reduce(each, torch.zeros(5)) for _ in range(2)] == [None, None]
+    noted.is_usual = True
+    assert reduce(each, torch.zeros(2, 3)) is None
+    assert order.log == []
+    for x in (torch.zeros(3, 2).T, torch.zeros(2, 3)):
+        assert reduce(each, x) is not None
+        assert (x == 7).all()
+    for whole, x in ((torch.zeros(8), torch.zeros(4)), (torch.zeros(16)[::2], torch.zeros(8)[::2])):
+        found = each.call("reduce_scatter_single", whole, x, BESIDE)
+    assert found is each._done
+    assert x.tolist() == [7.0] * 4
+    assert not whole.any()
     each.close()
 
 

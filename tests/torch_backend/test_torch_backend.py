@@ -27,6 +27,7 @@ from iris_core.torch_backend.adapters import IS_BACKEND, create
 ROOT = pathlib.Path(__file__).parents[2]
 PAGE = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "pytorch.md").read_text(), re.DOTALL)
 apart = functools.partial(pytest.mark.multigpu, shared=False)  # NCCL inside wants a GPU for each rank
+ON_HEAP = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all"}
 MIXED = pytest.mark.skipif(not IS_BACKEND, reason="before torch 2.14 a group in Python takes the place of a mixed one")
 
 
@@ -59,7 +60,8 @@ def test_every_collective_is_as_the_peers(on_ranks, device, num_ranks, nodes):
 
 
 @pytest.mark.parametrize(("job", "num_ranks", "args", "answer"), [
-    (jobs.gradients, 2, (), {}), (jobs.promising_bits, 3, (), None), (jobs.fsdp_on_the_heap, 3, (), None),
+    (jobs.lying_differently, 3, (), ([], ON_HEAP)), (jobs.gradients, 2, (), {}),
+    (jobs.promising_bits, 3, (), None), (jobs.fsdp_on_the_heap, 3, (), None),
     (jobs.calls, 3, (), None), (groups.memory_of_the_group, 4, (), None),
     (groups.groups_of_all_kinds, 4, (False,), []), (groups.groups_of_all_kinds, 4, (True,), []),
     pytest.param(groups.beside_another_backend, 3, (), None, marks=MIXED),

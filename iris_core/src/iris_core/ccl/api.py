@@ -326,8 +326,7 @@ class Collectives(Calls):
         key: Any = None
         bound: Any = None
         main: Any = out if inp is None else inp
-        # What is refused at first is refused at repeated calls, too: lazily conjugated or negated tensors, whose memory
-        # has other numbers, and those whose gradients torch would have to record.
+        # Repeated calls are refused, too, with lazily conjugated or negated tensors, or gradients to be recorded.
         try:
             if splits:
                 first = facts_of_splits(*splits)
@@ -361,6 +360,7 @@ class Collectives(Calls):
             if isinstance(group, list):
                 return self._find(op, tensors, tuple(group), config, first, second)
             key = None
-        if bound is None:
-            bound = self._binder.bind(CollectiveCall(op, tensors, group, config, first, second), key)
-        return bound
+        return bound or self._bind(CollectiveCall(op, tensors, group, config, first, second), key)
+
+    def _bind(self, call: CollectiveCall, key: Any) -> Any:
+        return self._binder.bind(call, key)

@@ -216,8 +216,8 @@ class Binder:
         on_cpu = self.target.type is DeviceType.CPU
         self.gpu: int | None = None if on_cpu else self.target.index
         make = getattr(opened.backend, "call_cache", lambda *_, **__: None)
-        caches = (make(own, own + heap.nbytes, skips_float32) for skips_float32 in (False, not on_cpu))
-        self.bound, self.fused = map(Launches, caches)  # of `ctx.ccl`, and of `ctx.ops`
+        caches = (make(own, own + heap.nbytes, skips_float32) for skips_float32 in (False, False, not on_cpu))
+        self.bound, self.anywhere, self.fused = map(Launches, caches)  # of `ctx.ccl`, torch.distributed, `ctx.ops`
         self.held: dict[int, Bound] = {}  # those of `ctx.ops` that graphs know
         self.workspaces: weakref.WeakSet[Any] = weakref.WeakSet()  # of callers of `ctx.ops`
         self._dropped: deque[tuple[Any, Bound]] = deque()
@@ -423,8 +423,8 @@ class Binder:
         """Refuse all calls from now on; in a forked process, whose parent goes on, nothing else is done."""
         self._closed = why
         self.gpu = None  # CUDA refuses every question there
-        self.bound.clear()
-        self.fused.clear()
+        for known in (self.bound, self.anywhere, self.fused):
+            known.clear()
 
     def open(self) -> Context:
         """Return the context; HeapClosedError if it is closed."""

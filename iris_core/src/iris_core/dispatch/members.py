@@ -76,9 +76,9 @@ class Members:
         return next(texts, "a call that is not known here")
 
     def earlier(self, request: Any, shared: Facts, config: Any) -> tuple[dict[str, str], Choice | None]:
-        """Return for which algorithms memory was exhausted, on all members, and the choice for tensors that lie alike.
+        """Return for which algorithms memory was exhausted, on all members, and the choice at the first such call.
 
-        A member may plan a call again that others have kept, and must choose the same algorithm.
+        A member may plan a call that others have kept, again or for tensors that lie otherwise: it must choose alike.
         """
         left_out = self._left_out.setdefault((request.members, *shared.values()), {})
         return left_out, self._settled.get(_kind_of(request, shared, config))
@@ -176,8 +176,7 @@ class Members:
 
 
 def _kind_of(request: Any, shared: Facts, config: Any) -> tuple[Any, ...]:
-    in_gluon = config is not None and config.use_gluon
-    return request.members, *shared.values(), layout_of(request), in_gluon
+    return request.members, *shared.values(), config is not None and config.use_gluon
 
 
 def layout_of(request: Any) -> str:

@@ -453,7 +453,7 @@ def shared_facts(request: Request) -> dict[str, str]:
             facts["shape"] = request.shape
         if options["uneven"]:  # a rank may have nothing to give or to get, and such a tensor lies nowhere
             facts["split sizes"] = "on the devices" if "device_splits" in options else "given"
-        else:
+        elif "anywhere" not in options:
             facts |= {"input on the heap and contiguous": request.direct_in} if op in ALL_HAVE_INPUT else {}
             facts |= {"output on the heap and contiguous": request.direct_out} if op in ALL_HAVE_OUTPUT else {}
             facts |= {"in place": options["in_place"]} if op in ALL_IN_PLACE else {}

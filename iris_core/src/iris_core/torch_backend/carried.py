@@ -31,8 +31,9 @@ _FLOATS = torch.bfloat16, torch.float16, torch.float32
 class Carried:
     """The calls of a process group that its NCCL group inside carries, in the order of those of `ctx.ccl`.
 
-    These are, of floats that are not on the heap, outside of graphs, asynchronous calls and large gathers and scatters.
-    Iris serves the first call of each kind, and has prepared what graphs capture then; and all where NCCL cannot.
+    These are, of floats, outside of graphs, asynchronous calls and large gathers and scatters.  Iris serves the first
+    call of each kind, and has prepared what graphs capture then.  It serves all if NCCL cannot, or if a tensor of that
+    call is on the heap or strided on a member.
 
     When a peer's process ends, NCCL's calls are aborted, and the next one raises PeerLostError.
 
@@ -49,7 +50,7 @@ class Carried:
         self._order, self._side = order, torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._done = DoneWork([], device)
         self._device, self._heap = device, ctx._binder.here.heap
-        self._known: set[tuple[Any, ...]] = set()
+        self._known: dict[tuple[Any, ...], bool] = {}
         self._is_usable: bool | None = None  # or not known yet
         self._lost: PeerLostError | None = None
         self._closed = threading.Event()
@@ -85,7 +86,7 @@ class Carried:
         """End the thread that watches the peers."""
         self._closed.set()
 
-    def call(self, name: str, whole: torch.Tensor, part: torch.Tensor, opts: Any, *arguments: Any) -> dist.Work | None:
+    def call(self, name: str, whole: torch.Tensor, part: torch.Tensor, opts: Any) -> dist.Work | None:
         """Run a call by NCCL's method `name`; None if Iris serves it.
 
         Collective.  RankMismatchError on all ranks if others run another call, or by Iris, when it is new.
@@ -97,10 +98,7 @@ class Carried:
         is_async = getattr(opts, "asyncOp", False)
         if not (is_async or (whole.nbytes >= _LARGE_NBYTES and whole is not part and opts is not None)):
             return None
-        if torch.cuda.is_current_stream_capturing() or not (whole.is_contiguous() and part.is_contiguous()):
-            return None
-        low, high = self._heap
-        if low <= whole.data_ptr() < high or low <= part.data_ptr() < high:
+        if torch.cuda.is_current_stream_capturing():
             return None
         kind = None if name == "all_gather_single" else reduction(opts)[0]
         key = name, kind, whole.shape, part.shape, whole.dtype
@@ -111,14 +109,28 @@ class Carried:
             facts["algorithm"] = _ENGINE
             if self._is_usable is None:
                 self._is_usable = self._connect(facts)
-            else:
-                self._binder.compare(facts, None)
-            self._known.add(key)
-            return None
+            if self._is_usable:  # members' tensors may lie differently: all go by the first call
+                (low, high), each = self._heap, (whole, part)
+                is_usual = all(x.is_contiguous() and not low <= x.data_ptr() < high for x in each)
+                self._known[key] = all(self._binder.compare(facts, is_usual))
+        elif self._known[key]:
+            return self._carry(name, whole, part, is_async, opts)
+        return None
+
+    def _carry(self, name: str, whole: torch.Tensor, part: torch.Tensor, is_async: bool, opts: Any) -> dist.Work | None:
         if self._lost is not None:
             raise self._lost
+        dense = whole.contiguous()
+        own = dense if part is whole else part.contiguous()
+        out, copy, inp = (part, own, dense) if name == "reduce_scatter_single" else (whole, dense, own)
+        given = ([dense],) if part is whole else (copy, inp)
         try:
-            return self._launch(name, is_async, *arguments, opts)
+            work = self._launch(name, is_async, *given, opts)
+            if copy is out or work is None:
+                return work
+            work.wait()
+            out.copy_(copy)
+            return self._done
         except RuntimeError:
             with guarded(name, range(self._binder.here.world_size), self._check_peers):
                 raise

@@ -23,6 +23,7 @@ from iris_core.errors import ArgumentError, UnsupportedError
 from iris_core.heap.mempool import share_mem_pool
 from iris_core.settings import load_settings
 from iris_core.torch_backend import carried
+from iris_core.torch_backend.anywhere import Anywhere
 from iris_core.torch_backend.buffers import Buffers
 from iris_core.torch_backend.options import Options, reduction
 from iris_core.torch_backend.work import DoneWork, SeveralWorks, StreamWork, ThreadWork, begin_event, end_event
@@ -168,11 +169,11 @@ class GroupOperations:
             self._is_grouped = True
         return self._begun(self.passed(call(*(each for each in arguments if each is not None)), self._contexts))
 
-    def _carry(self, name: str, whole: Any, part: Any, opts: Any, *arguments: Any) -> dist.Work | None:
+    def _carry(self, name: str, whole: Any, part: Any, opts: Any) -> dist.Work | None:
         """Let NCCL carry a call; None if Iris serves it."""
         if (found := self._carried) is None or self._pending is not None:
             return None
-        if (work := found.call(name, whole, part, opts, *arguments)) is not None:
+        if (work := found.call(name, whole, part, opts)) is not None:
             self._calls += 1
         return work
 
@@ -203,7 +204,7 @@ class GroupOperations:
         """Run `call` as the options say; `tensors` are all that it reads and writes."""
         known = self._known.get(device)
         if known is None:
-            known = self._known[device] = self.context(device).ccl, DoneWork([], device)
+            known = self._known[device] = Anywhere(self.context(device)._binder), DoneWork([], device)
         ccl, done = known
         is_async, is_recorded = getattr(opts, "asyncOp", True), False
         for each in tensors:  # `any` and a generator take three times as long
@@ -282,8 +283,7 @@ class GroupOperations:
 
     def _all_reduce(self, name: str, tensors: Any, opts: Any) -> dist.Work:
         first, *others = tensors = _listed(tensors)
-        is_carried = not others and getattr(opts, "asyncOp", False)
-        if is_carried and (work := self._carry("allreduce", first, first, opts, tensors)):
+        if not others and getattr(opts, "asyncOp", False) and (work := self._carry("allreduce", first, first, opts)):
             return work
         op, factor = reduction(opts)
         for each in tensors:
@@ -329,7 +329,7 @@ class GroupOperations:
         return self._launch("reduce_scatter", opts, output.device, [output, *parts], [output], call)
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> dist.Work:
-        work = self._carry("reduce_scatter_single", input, output, opts, output, input)
+        work = self._carry("reduce_scatter_single", input, output, opts)
         return work or self.reduce_scatter_single_coalesced([output], [input], opts)
 
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
@@ -384,7 +384,7 @@ class GroupOperations:
         return self._launch("all_gather", opts, inputs[0].device, [*flat, *inputs], flat, call)
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> dist.Work:
-        work = self._carry("all_gather_single", output, input, opts, output, input)
+        work = self._carry("all_gather_single", output, input, opts)
         return work or self.all_gather_single_coalesced([output], [input], opts)
 
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:

@@ -51,9 +51,7 @@ class DoneWork(dist.Work):
         """Do the same as `wait()`."""
         self.wait()
 
-    def block_current_stream(self) -> None:
-        """Do the same as `wait()`."""
-        self.wait()
+    block_current_stream = synchronize
 
     def is_completed(self) -> bool:
         """Whether the operation is finished; it does not wait."""
