@@ -389,10 +389,13 @@ def gradients(store):
         if not torch.allclose(x.grad, eager):
             wrong[name] = "compiled gradient"
     for dim, factor in enumerate((b, c)):
-        pair = [each.detach().float().requires_grad_(rank == i) for i, each in enumerate((x, factor))]
-        ops.all_gather_matmul(*pair, None, group, gather_dim=dim).sum().backward()
-        if [each.grad is not None for each in pair] != [rank == 0, rank == 1]:
-            wrong[f"one factor's {dim}"] = "gradient"
+        found = []
+        for needs in ((True, True), (rank == 0, rank == 1)):
+            pair = [each.detach().float().requires_grad_(need) for each, need in zip((x, factor), needs, strict=True)]
+            ops.all_gather_matmul(*pair, None, group, gather_dim=dim).sum().backward()
+            found.append([each.grad for each in pair])
+        if found[1][1 - rank] is not None or not torch.equal(*(grads[rank] for grads in found)):
+            wrong[f"gathered along {dim}"] = "gradient of one factor"
     for op, call in (("all_reduce_", ops.all_reduce_), ("all_reduce_out", partial(ops.all_reduce_out, out=b.clone()))):
         for call_it in (call, torch.compile(call, fullgraph=True, backend="aot_eager")):
             if f"iris::{op} records no gradient" not in said_by(call_it, b.clone().requires_grad_() * 1, "sum", group):
@@ -406,7 +409,11 @@ def gradients(store):
 
 
 def trained(prepare, after):
-    """The parameters after four steps of a small net that `prepare` divides; `after` is called behind each step."""
+    """The gradients of four steps of a small net that `prepare` divides, and the parameters then.
+
+    `after` is called behind each step.
+    """
+    found = []
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(8, 12), torch.nn.Linear(12, 5))
     prepare(net)
@@ -414,9 +421,10 @@ def trained(prepare, after):
         net(whole((3, 8), torch.float32, 10 * dist.get_rank() + step)).square().mean().backward()
         for each in net.parameters():
             each.data.sub_(0.01 * each.grad)
+            found.append(each.grad.full_tensor())
             each.grad = None
         after()
-    return [each.full_tensor() for each in net.parameters()]
+    return found + [each.full_tensor() for each in net.parameters()]
 
 
 def fsdp_on_the_heap(store):
