@@ -257,7 +257,6 @@ def test_a_device_that_fails_or_is_busy_does_not_keep_the_heap_open(monkeypatch,
     monkeypatch.setattr(lease, "IDLE_TIMEOUT_S", 0.05 if driver.busy else 60.0)
     if how == "end of the process":
         monkeypatch.setattr(threading.Thread, "start", refuse)
-        monkeypatch.setattr(lease._waiter, "_thread", None)
     driver.fail_next[how] = 1
     caplog.clear()
     with caplog.at_level("WARNING", logger="iris"):

@@ -14,7 +14,7 @@ from iris_core import Iris
 from iris_core.ccl import api
 from iris_core.device import launch_order
 from iris_core.device.barrier import _Group
-from iris_core.device.launch_order import DeviceOrder, HostOrder, StreamWork
+from iris_core.device.launch_order import DeviceOrder, StreamWork
 from iris_core.dispatch import calls
 from iris_core.errors import DeviceError, UnsupportedError
 from iris_core.heap.streams import HostStreams
@@ -120,14 +120,14 @@ class FailsInBetween(HostStreams):
 @pytest.mark.parametrize("run", ["run", "run_async"])
 def test_no_call_goes_ahead_behind_one_that_fails_meanwhile(run):
     streams = FailsInBetween()
-    team = HostOrder(streams, lambda tensor, stream: None)
+    team = streams.make(lambda tensor, stream: None)
     launched = []
 
     def fail(plan):
         assert streams.go_on.wait(60)
         raise RuntimeError("a peer is lost")
 
-    team._launch("all_reduce", fail, None)
+    team.launch("all_reduce", fail, None)
     with pytest.raises(RuntimeError, match="a peer is lost"):
         team.run(launched.append, "run") if run == "run" else team.run_async("barrier", launched.append, "run").wait()
     assert launched == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import queue
 import threading
 import weakref
 from typing import TYPE_CHECKING
@@ -32,44 +31,24 @@ class Lease:
         return os.getpid() == self._pid
 
 
-class _Waiter:
-    """A persistent thread that waits for devices: the driver's own wait is unbounded and uninterruptible."""
-
-    def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[tuple[VmmDriver, str, threading.Event]] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-
-    def wait(self, driver: VmmDriver, device: str, timeout_s: float) -> bool:
-        """Return whether the device became idle within the bound."""
-        done = threading.Event()
-        self._jobs.put((driver, device, done))
-        if self._thread is None or not self._thread.is_alive():  # a forked process has no threads
-            self._thread = threading.Thread(target=self._run, name="iris-vmem-idle", daemon=True)
-            self._thread.start()
-        return done.wait(timeout_s)
-
-    def _run(self) -> None:
-        while True:
-            driver, device, done = self._jobs.get()
-            try:
-                driver.synchronize()
-            except DriverError as e:  # the device has failed: nothing runs there any more
-                logger.warning("%s: %s", device, e)
-            done.set()
-            del driver, done  # not until the next one comes
-
-
-_waiter = _Waiter()
-
-
 def idle(driver: VmmDriver, device: str) -> bool:
     """Wait until the device is idle; return False after IDLE_TIMEOUT_S: then no memory may be unmapped."""
-    try:
-        if _waiter.wait(driver, device, IDLE_TIMEOUT_S):
-            return True
+    done = threading.Event()
+
+    def wait() -> None:
+        try:
+            driver.synchronize()
+        except DriverError as e:  # the device has failed: nothing runs there any more
+            logger.warning("%s: %s", device, e)
+        done.set()
+
+    try:  # in another thread: the driver's own wait is unbounded, and cannot be interrupted
+        threading.Thread(target=wait, name="iris-vmem-idle", daemon=True).start()
     except RuntimeError as e:  # the process ends, where Python 3.12 starts no thread
         logger.debug("%s: memory of a heap that was not closed stays: %s", device, e)
         return False
+    if done.wait(IDLE_TIMEOUT_S):
+        return True
     logger.warning(
         "%s is still busy after %g s: memory of a closed heap stays until the process ends", device, IDLE_TIMEOUT_S
     )

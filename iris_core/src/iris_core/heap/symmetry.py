@@ -189,7 +189,7 @@ def agree_at_barrier(state: HeapState, stream: Stream | None, *, wait: bool) -> 
     _, gave_back, error = _reclaim(state, Op.BARRIER, wait=wait, stream=stream)
     try:
         if state.backing.may_release(state.offsets.num_frees) or state.order.fences:
-            gave_back |= state.backing.release_idle(state.order.unfenced(state.offsets.free_blocks()))
+            gave_back |= state.backing.release_idle(state.order.unfenced(state.offsets.free_ranges))
     except Exception as e:  # noqa: BLE001 - raised below, once the other ranks know
         error, gave_back = error or e, True
     _settle(state, gave_back, error)

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from iris_core.device.launch_order import Begun
 from iris_core.dispatch.config import AMDS_TILE
 from iris_core.dispatch.products import FP8, PLAIN, SCALED, SCALED_BLOCK, float32_products
 from iris_core.dispatch.requests import nodes_of
 from iris_core.providers.model import everywhere, fixed_s, moving_s, product_s
-from iris_core.providers.parts import Begun, dense, part_of, scratch_of
+from iris_core.providers.parts import dense, part_of, scratch_of
 from iris_core.types import Availability
 from iris_core.world.scaling import CHUNKS
 
