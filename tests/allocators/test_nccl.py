@@ -19,8 +19,8 @@ from iris_core.errors import HeapClosedError, HeapError, PeerAccessError, Unsupp
 from iris_core.testing import AllocatorConformance
 from iris_core.types import CreateRequest, DeviceTarget, DeviceType, Segment
 
+from . import fake_driver as fake_driver
 from .cluster import CPU, nothing
-from .fake_driver import as_bytes
 from .fake_nccl import FakeNccl
 
 ONE_NODE, TWO_NODES = ((0, 1),), ((0,), (1,))
@@ -38,7 +38,7 @@ def request(nbytes=1 << 20, rank=0, device=DeviceType.CPU, **settings):
 
 
 def make(nccl, rank=0, nbytes=1 << 20):
-    return contextlib.closing(NcclAllocator(request(nbytes, rank), nccl, as_bytes))
+    return contextlib.closing(NcclAllocator(request(nbytes, rank), nccl))
 
 
 class TestOnPretendedNccl(AllocatorConformance):
@@ -51,7 +51,7 @@ class TestOnPretendedNccl(AllocatorConformance):
 
     @pytest.fixture
     def make_allocator(self):
-        return lambda nbytes, rank=0, _=1: NcclAllocator(request(nbytes, rank), FakeNccl(), as_bytes)
+        return lambda nbytes, rank=0, _=1: NcclAllocator(request(nbytes, rank), FakeNccl())
 
 
 def connect(allocator, nodes):

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import torch
 
-from iris_core.world import SingleWorld
+from iris_core.world import World
 
 
-class PretendedWorld(SingleWorld):
+class PretendedWorld(World):
     """A world in which every other rank says what this one says, changed by `others`."""
 
     def __init__(self, world_size, others=lambda rank, obj: obj):

@@ -15,7 +15,7 @@ from iris_core.heap.backing import Backing
 from iris_core.heap.heap import SymmetricHeap
 from iris_core.heap.offsets import RangeSet, SubAllocator
 from iris_core.types import Capability
-from iris_core.world import SingleWorld
+from iris_core.world import World
 
 from .fakes import Cluster, MemoryAllocator
 
@@ -307,7 +307,7 @@ WHOLE, FIRST, LAST = (0, END), (0, 8 * 4096), (10 * 4096, END)
 ])  # fmt: skip
 def test_what_was_idle_at_two_looks_is_given_back(committed, idle, between, given_back):
     allocator = MemoryAllocator(END, Capability.DECOMMIT)
-    backing = Backing(allocator, SingleWorld())
+    backing = Backing(allocator, World())
     for start, end in committed:
         backing.commit(start, end - start)
     assert not backing.release_idle([idle])

@@ -55,26 +55,22 @@ class MemoryFile:
             fd = os.memfd_create(f"iris-heap-{request.rank}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         except OSError as e:
             raise HeapError(f"cannot create a memory file for rank {self._rank}'s heap: {e.strerror}") from e
+        # a process that forgets close() must not keep the descriptor when the allocator is collected
+        self._fd_guard = weakref.finalize(self, os.close, fd)
         try:
             os.ftruncate(fd, self.nbytes)
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-            mapped = self._map_fd(fd, self.nbytes)
-        except (OSError, HeapError, OverflowError) as e:
-            os.close(fd)
-            if isinstance(e, HeapError):
-                raise
+        except (OSError, OverflowError) as e:
             raise HeapError(f"cannot make a heap of {self.nbytes} bytes for rank {self._rank}: {e}") from e
+        mapped = self._map_fd(fd, self.nbytes)
         self._memory: tuple[int, mmap.mmap, memoryview] | None = fd, mapped, memoryview(mapped)
         self.base_ptr = address_of(mapped)
-        # a process that forgets close() must not keep the descriptor when the allocator is collected
-        self._fd_guard = weakref.finalize(self, os.close, fd)
 
     # -- memory -------------------------------------------------------------------------------------------------------
     def commit(self, offset_bytes: int, nbytes: int) -> None:
         """Do nothing: pages are allocated on first access."""
 
     def tensor(self, offset_bytes: int, nbytes: int, on_release: Callable[[], None]) -> torch.Tensor:
-        """Return a 1-D uint8 tensor over a range; its storage keeps the mapping alive."""
         _, _, view = self._opened()
         part = view[offset_bytes : offset_bytes + nbytes]  # torch holds it until the storage dies, and it holds the map
         weakref.finalize(part, on_release).atexit = False
@@ -82,7 +78,6 @@ class MemoryFile:
 
     # -- peers --------------------------------------------------------------------------------------------------------
     def export(self) -> Sequence[Segment]:
-        """Return the whole heap as one descriptor."""
         return (Segment(offset_bytes=0, nbytes=self.nbytes, fd=self._opened()[0]),)
 
     def import_peer(self, rank: int, segments: Sequence[Segment]) -> PeerMapping:
@@ -138,7 +133,6 @@ class HostAllocator(MemoryFile):
 
     @property
     def committed_bytes(self) -> int:
-        """Bytes of the heap that are backed by pages now."""
         return os.fstat(self._opened()[0]).st_blocks * 512
 
     def decommit(self, offset_bytes: int, nbytes: int) -> None:

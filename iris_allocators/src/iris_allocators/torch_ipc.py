@@ -21,9 +21,8 @@ from iris_core.types import PeerMapping, Segment
 from iris_core.world.exchange import close_all
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
-    from iris_allocators.ranges import Range
     from iris_core.types import CreateRequest
 
 ALIGNMENT = 4096
@@ -44,13 +43,8 @@ class TorchAllocator(GpuHeap):
 
     info = TORCH_INFO
 
-    def __init__(
-        self,
-        request: CreateRequest,
-        driver: IpcDriver | None = None,
-        as_bytes: Callable[[Range], torch.Tensor] | None = None,
-    ) -> None:
-        super().__init__(request, ALIGNMENT, as_bytes)
+    def __init__(self, request: CreateRequest, driver: IpcDriver | None = None) -> None:
+        super().__init__(request, ALIGNMENT)
         self._driver = driver or ipc_driver(request.target.type)
         self._topology = topology_command(request.target.type)
         self._peers: dict[int, tuple[int, PeerMapping]] = {}  # rank -> (what the driver opened, mapping)
@@ -78,12 +72,6 @@ class TorchAllocator(GpuHeap):
         return (Segment(offset_bytes=0, nbytes=self.nbytes, payload=self._payload),)
 
     def import_peer(self, rank: int, segments: Sequence[Segment]) -> PeerMapping:
-        """Map a peer's heap.
-
-        Raises:
-            HeapError: the segments do not describe one heap of this kind.
-            PeerAccessError: this device cannot map that memory.
-        """
         try:
             self._check_open()
             if rank in self._peers:

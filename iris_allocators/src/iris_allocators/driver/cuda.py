@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cuda.bindings import driver
 
-from iris_allocators.driver.calls import IpcDriver, Library, VmmDriver
+from iris_allocators.driver import IpcDriver, Library, VmmDriver
 from iris_core.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -80,9 +80,6 @@ class Vmm(VmmDriver):
         finally:
             _library("CtxPopCurrent")
 
-    def export_fd(self, handle: int) -> int:
-        return int(_library("MemExportToShareableHandle", handle, self._fd, 0))
-
     def _multicast(self, num_devices: int, nbytes: int) -> Any:
         if not _library("DeviceGetAttribute", _ATTRIBUTE.CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED, self._device):
             raise UnsupportedError(
@@ -99,12 +96,3 @@ class Vmm(VmmDriver):
 
     def create_multicast(self, num_devices: int, nbytes: int) -> int:
         return int(_library("MulticastCreate", self._multicast(num_devices, nbytes)))
-
-    def add_device(self, multicast: int) -> None:
-        _library("MulticastAddDevice", multicast, self._device)
-
-    def bind(self, multicast: int, offset: int, nbytes: int, handle: int) -> None:
-        _library("MulticastBindMem", multicast, offset, handle, 0, nbytes, 0)
-
-    def unbind(self, multicast: int, offset: int, nbytes: int) -> None:
-        _library("MulticastUnbind", multicast, self._device, offset, nbytes)

@@ -32,9 +32,8 @@ from iris_allocators.driver.transaction import Transaction
 from iris_allocators.info import VMEM_INFO
 from iris_allocators.ranges import GpuHeap, Range
 from iris_allocators.settings import VmemSettings
-from iris_allocators.vmem.lease import Lease, idle
 from iris_allocators.vmem.multicast import Multicast
-from iris_allocators.vmem.pieces import AddressSpace, Piece
+from iris_allocators.vmem.pieces import AddressSpace, Lease, Piece, idle
 from iris_core.errors import (
     DriverError,
     HeapError,
@@ -86,12 +85,7 @@ class VmemAllocator(GpuHeap):
 
     info = VMEM_INFO
 
-    def __init__(
-        self,
-        request: CreateRequest,
-        driver: VmmDriver | None = None,
-        as_bytes: Callable[[Range], torch.Tensor] | None = None,
-    ) -> None:
+    def __init__(self, request: CreateRequest, driver: VmmDriver | None = None) -> None:
         self._world_size = request.world_size
         self._topology = topology_command(request.target.type)
         self._driver = driver or vmm_driver(request.target)
@@ -99,7 +93,7 @@ class VmemAllocator(GpuHeap):
         smallest = self._driver.granularity()
         if wants_multicast:
             smallest = max(smallest, self._driver.multicast_granularity(self._world_size, request.heap_nbytes))
-        super().__init__(request, _granule(request, smallest), as_bytes)
+        super().__init__(request, _granule(request, smallest))
         self.generation = 0  # counts commits and imports
         self._serials = itertools.count(1)
         self._fresh: dict[int, Piece] = {}  # by serial: what some peer may not have mapped yet
@@ -127,12 +121,7 @@ class VmemAllocator(GpuHeap):
 
     # -- memory -------------------------------------------------------------------------------------------------------
     def commit(self, offset_bytes: int, nbytes: int) -> None:
-        """Back all granules of a range with memory, unless they are backed already; none of them if it raises.
-
-        Raises:
-            HeapExhaustedError: the device is out of memory.
-            DriverError: the driver refuses for another reason.
-        """
+        """Back all granules of a range with memory, unless they are backed already; none of them if it raises."""
         self._check_open()
         granule, own = self.granularity, self._own
         offsets = range(offset_bytes // granule * granule, offset_bytes + nbytes, granule)
@@ -164,10 +153,7 @@ class VmemAllocator(GpuHeap):
         self._take_in(pieces)
 
     def decommit(self, offset_bytes: int, nbytes: int) -> None:
-        """Unmap a range of whole granules: this rank's memory and the mappings of the peers' there.
-
-        What the driver refuses to unmap (DriverError) is unmapped when the range is committed again.
-        """
+        """Unmap a range; what the driver refuses to unmap is unmapped when the range is committed again."""
         self._check_open()
         end = offset_bytes + nbytes
         for piece in self._own.within(offset_bytes, end):
@@ -183,22 +169,13 @@ class VmemAllocator(GpuHeap):
 
     # -- existing tensors ---------------------------------------------------------------------------------------------
     def import_extent(self, tensor: torch.Tensor) -> tuple[int, int, int]:
-        """Return a tensor's extent in the heap in bytes, its offset there, and its current heap offset (-1: none)."""
         with Transaction() as references:
             external = self._find(tensor, references)
             _, there = self._place(external) or (-1, -1)
             return -(-external.nbytes // self.granularity) * self.granularity, external.start_bytes, there
 
     def import_tensor(self, offset_bytes: int, tensor: torch.Tensor, on_release: Callable[[], None]) -> torch.Tensor:
-        """Map the memory of a tensor at an offset of the heap, unless it is mapped there already.
-
-        The tensor has at least one element.  The result has its shape, strides and dtype; its storage begins with its
-        first element and keeps the storage of `tensor` alive.
-
-        Raises:
-            HeapError: the memory is larger than the rest of the heap.
-            DriverError: the driver refuses.
-        """
+        """Map the memory of a tensor, of at least one element, unless it is mapped there already."""
         self._check_open()
         with Transaction() as undo:
             external = self._find(tensor, undo)
@@ -217,7 +194,7 @@ class VmemAllocator(GpuHeap):
                 self._own.map([(piece, cast("int", piece.handle)) for piece in pieces], undo)
                 start = offset_bytes + external.start_bytes
             part = Range(self.base_ptr + start, external.extent_bytes, (self._memory, tensor))
-            raw = part.tensor(self._as_bytes, on_release)
+            raw = part.tensor(self._device, on_release)
             out = torch.empty(0, dtype=tensor.dtype, device=raw.device)
             out.set_(raw.untyped_storage(), 0, tensor.shape, tensor.stride())
             if pieces:
@@ -284,23 +261,16 @@ class VmemAllocator(GpuHeap):
 
     @property
     def has_more(self) -> bool:
-        """Whether the last `export` left pieces out, to bound the number of open descriptors."""
         return len(self._fresh) > len(self._offered)
 
     def exchanged(self) -> None:
-        """Every peer has mapped what the last `export` described: it is not described again."""
         for piece in self._offered:
             del self._fresh[piece.serial]
             piece.close_fd()
         self._offered = []
 
     def import_peer(self, rank: int, segments: Sequence[Segment]) -> PeerMapping:
-        """Map new memory of a peer; what is mapped already stays.  All of it, or none if it raises.
-
-        Raises:
-            HeapError: the segments do not describe a heap like this one.
-            PeerAccessError: this device cannot map that memory.
-        """
+        """Map new memory of a peer; what is mapped already stays.  All of it, or none if it raises."""
         try:
             self._check_open()
             if not 0 <= rank < self._world_size:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from iris_core import errors
 
@@ -22,15 +22,6 @@ _KINDS = (
     errors.CollectiveTimeoutError, errors.RankMismatchError, TypeError,
 )  # fmt: skip
 """Errors that keep their kind when all ranks raise them; a driver's are only the reason for another one."""
-
-
-class _Ranks(Protocol):
-    @property
-    def rank(self) -> int: ...
-    @property
-    def world_size(self) -> int: ...
-    def all_gather_object(self, obj: Any) -> Any: ...
-    def all_gather_ints(self, values: Sequence[int]) -> list[tuple[int, ...]]: ...
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
@@ -52,7 +43,7 @@ def list_ranks(texts: Iterable[str], ranks: Iterable[int] | None = None) -> str:
 
 
 def on_all_ranks(
-    world: _Ranks,
+    world: Any,
     what: str,
     step: Callable[[], T],
     otherwise: type[errors.IrisError] = errors.HeapError,
@@ -65,7 +56,7 @@ def on_all_ranks(
     one is its cause.  In a world of one the original itself is raised.
 
     Args:
-        world: the ranks.
+        world: the `World` of the ranks.
         what: what a rank could not do, the words after "rank 1 ".
         step: what this rank does, alone.
         otherwise: raised where the first rank that failed had an error that is not one of `_KINDS`.
@@ -124,7 +115,7 @@ def raise_described(
     raise (otherwise if kind is None else _KINDS[kind])(text) from error
 
 
-def check_agreement(world: _Ranks, facts: Mapping[str, str]) -> None:
+def check_agreement(world: Any, facts: Mapping[str, str]) -> None:
     """Compare facts that must be equal on all ranks ("heap_size": "1073741824", ...); RankMismatchError if it is not.
 
     Collective: every rank calls it.

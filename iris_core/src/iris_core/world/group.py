@@ -74,7 +74,7 @@ class _Plain(pickle.Unpickler):
 
 
 class World:
-    """The ranks that share one heap.  Every method is collective, unless it says otherwise.
+    """The ranks that share one heap, by default one.  Every method is collective, unless it says otherwise.
 
     Collective methods raise:
         RankMismatchError: ranks are in different methods, or bring different numbers of integers; all of them raise.
@@ -84,10 +84,10 @@ class World:
 
     def __init__(
         self,
-        exchanges: Exchanges | None,  # None in a world of one
-        ranks: Sequence[int],  # see below
-        rank: int,  # this rank among them
-        timeout_s: float,  # bound of every exchange
+        exchanges: Exchanges | None = None,  # None in a world of one
+        ranks: Sequence[int] = (0,),  # see below
+        rank: int = 0,  # this rank among them
+        timeout_s: float = 0.0,  # bound of every exchange
         members: Sequence[int] | None = None,  # their ranks in torch.distributed, where the ranks come from there
         parent: World | None = None,  # the world of all ranks, unless this is the one
         nodes: tuple[tuple[int, ...], ...] | None = None,  # the ranks of each node, of the world of all; None for one
@@ -383,13 +383,6 @@ class World:
             self._exchanges.refuse(why)
 
 
-class SingleWorld(World):
-    """A world of one rank: nothing to exchange."""
-
-    def __init__(self) -> None:
-        super().__init__(None, (0,), 0, 0.0)
-
-
 def _called() -> bytes:
     """Return the name of the function of Iris that was called last from outside."""
     frame, name = sys._getframe(1), ""
@@ -416,7 +409,7 @@ class Arrival:
         """Return the world; `timeout_s` bounds this and every exchange.  Collective: every rank calls it."""
         where, opening = self._where, self.opening
         if where is None or opening is None:
-            return SingleWorld()
+            return World()
         if where.refused is not None:
             raise where.refused
         self.opening = None
