@@ -44,8 +44,8 @@ def load(monkeypatch):
         monkeypatch.delitem(sys.modules, f"iris_allocators.driver.{kind.value}", raising=False)
         loaded.append(f"iris_allocators.driver.{kind.value}")
         if ipc is not None:
-            return drivers.ipc_driver(kind), ipc
-        return drivers.vmm_driver(DeviceTarget(kind, DEVICE)), vmm
+            return drivers.vendor(kind).Ipc(), ipc
+        return drivers.vendor(kind).Vmm(DEVICE), vmm
 
     loaded = []
     yield load
@@ -224,9 +224,7 @@ def test_devices_without_it_are_refused(load, kind, attribute):
 
 def test_the_cpu_has_no_driver():
     with pytest.raises(UnsupportedError, match="'cpu'"):
-        drivers.vmm_driver(CPU)
-    with pytest.raises(UnsupportedError, match="'cpu'"):
-        drivers.ipc_driver(DeviceType.CPU)
+        drivers.vendor(DeviceType.CPU)
     assert drivers.topology_command(CUDA).startswith("nvidia-smi")
     assert drivers.topology_command(HIP).startswith("rocm-smi")
 

@@ -148,15 +148,12 @@ def test_an_nccl_that_is_old_or_not_there_is_named(monkeypatch, library, says):
 
 
 def test_the_probe_says_what_is_lacking(monkeypatch):
-    def version(name):
-        raise importlib.metadata.PackageNotFoundError(name)
-
     probe = plugin.iris_plugin_probe
     assert probe(CPU).ok
     assert "NVIDIA" in probe(DeviceTarget(DeviceType.HIP)).reason
-    monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda name: iter(()))
     assert "nccl4py and nvidia-nccl-cu13" in probe(DeviceTarget(DeviceType.CUDA)).reason
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "1")
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda name: iter([name]))
     assert probe(DeviceTarget(DeviceType.CUDA)).ok
 
 

@@ -42,22 +42,22 @@ BUDGETS = {
     "iris_core/bench": 1258,
     "iris_core/ccl": 361,
     "iris_core/cli": 1671,
-    "iris_core/device": 1364,
+    "iris_core/device": 1357,
     "iris_core/dispatch": 3395,
-    "iris_core/heap": 2754,
+    "iris_core/heap": 2706,
     "iris_core/nn": 870,
     "iris_core/ops": 1194,
-    "iris_core/providers": 2021,
-    "iris_core/registry": 937,
+    "iris_core/providers": 2007,
+    "iris_core/registry": 934,
     "iris_core/testing": 2000,
-    "iris_core/torch_backend": 2350,
+    "iris_core/torch_backend": 2346,
     "iris_core/tracing": 522,
     "iris_core/tuning": 474,
-    "iris_core/world": 2248,
-    "iris_allocators/*.py": 529,
-    "iris_allocators/driver": 479,
+    "iris_core/world": 2213,
+    "iris_allocators/*.py": 517,
+    "iris_allocators/driver": 425,
     "iris_allocators/nccl": 234,
-    "iris_allocators/vmem": 682,
+    "iris_allocators/vmem": 667,
     "iris_triton/*.py": 1679,
     "iris_triton/collectives": 4359,
     "iris_triton/checker": 4116,
@@ -98,7 +98,7 @@ FEATURES = {
     ),
     "checker": (4500, ("iris_triton.checker", "iris_core.cli.check", "iris_core.cli.all_orders")),
 }  # fmt: skip
-REST = 41_216
+REST = 40_873
 """Lines of all else, at most; 38,000 were planned."""
 
 # What does not keep to the rules yet: only ever shorter.

@@ -55,16 +55,19 @@ class MemoryFile:
             fd = os.memfd_create(f"iris-heap-{request.rank}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         except OSError as e:
             raise HeapError(f"cannot create a memory file for rank {self._rank}'s heap: {e.strerror}") from e
-        # a process that forgets close() must not keep the descriptor when the allocator is collected
-        self._fd_guard = weakref.finalize(self, os.close, fd)
         try:
             os.ftruncate(fd, self.nbytes)
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-        except (OSError, OverflowError) as e:
+            mapped = self._map_fd(fd, self.nbytes)
+        except (OSError, HeapError, OverflowError) as e:
+            os.close(fd)
+            if isinstance(e, HeapError):
+                raise
             raise HeapError(f"cannot make a heap of {self.nbytes} bytes for rank {self._rank}: {e}") from e
-        mapped = self._map_fd(fd, self.nbytes)
         self._memory: tuple[int, mmap.mmap, memoryview] | None = fd, mapped, memoryview(mapped)
         self.base_ptr = address_of(mapped)
+        # a process that forgets close() must not keep the descriptor when the allocator is collected
+        self._fd_guard = weakref.finalize(self, os.close, fd)
 
     # -- memory -------------------------------------------------------------------------------------------------------
     def commit(self, offset_bytes: int, nbytes: int) -> None:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from iris_allocators.driver import IpcDriver, ipc_driver, topology_command
-from iris_allocators.driver.transaction import Transaction
+from iris_allocators.driver import IpcDriver, Transaction, topology_command, vendor
 from iris_allocators.info import TORCH_INFO
 from iris_allocators.ranges import GpuHeap
 from iris_core.errors import DriverError, HeapError, PeerAccessError, UnsupportedError
@@ -34,8 +33,6 @@ _OFFSET_NBYTES = 8  # of a segment's payload, before the handle: where the heap 
 class TorchAllocator(GpuHeap):
     """One rank's heap in torch's caching allocator; satisfies `iris_core.protocols.Allocator`.
 
-    `driver` calls into the GPU's driver; that of the device by default.
-
     Raises:
         HeapError: the device is out of memory.
         UnsupportedError: this system cannot share GPU memory by IPC handle.
@@ -45,7 +42,7 @@ class TorchAllocator(GpuHeap):
 
     def __init__(self, request: CreateRequest, driver: IpcDriver | None = None) -> None:
         super().__init__(request, ALIGNMENT)
-        self._driver = driver or ipc_driver(request.target.type)
+        self._driver: IpcDriver = driver or vendor(request.target.type).Ipc()
         self._topology = topology_command(request.target.type)
         self._peers: dict[int, tuple[int, PeerMapping]] = {}  # rank -> (what the driver opened, mapping)
         try:
@@ -98,13 +95,16 @@ class TorchAllocator(GpuHeap):
         self._memory = None
         with Transaction() as each:
             for opened, _ in peers.values():
-                each.add(self._driver.ipc_close, opened)
+                each.callback(self._driver.ipc_close, opened)
 
 
 @contextlib.contextmanager
 def _without_expandable_segments() -> Iterator[None]:
     """Disable torch's expandable segments within the block, then restore all settings."""
-    before = _allocator_settings()
+    get: Any = getattr(torch._C, "_accelerator_getAllocatorSettings", None)
+    if get is None:  # before torch 2.12
+        get = lambda: torch.cuda.memory._snapshot()["allocator_settings"]["PYTORCH_CUDA_ALLOC_CONF"]
+    before = str(get())
     if "expandable_segments" not in before:
         yield
         return
@@ -114,11 +114,3 @@ def _without_expandable_segments() -> Iterator[None]:
         yield
     finally:
         torch._C._accelerator_setAllocatorSettings(before)
-
-
-def _allocator_settings() -> str:
-    """Return the current settings of torch's allocator."""
-    get: Any = getattr(torch._C, "_accelerator_getAllocatorSettings", None)
-    if get is None:  # before torch 2.12
-        return str(torch.cuda.memory._snapshot()["allocator_settings"]["PYTORCH_CUDA_ALLOC_CONF"])
-    return str(get())

@@ -6,19 +6,15 @@ the driver's own name for the failure.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from iris_core.errors import DriverError, UnsupportedError
-from iris_core.types import DeviceTarget, DeviceType
+from iris_core.types import DeviceType
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
-
-
-def ipc_driver(device: DeviceType) -> IpcDriver:
-    """Return the driver of a kind of device; UnsupportedError if there is none."""
-    return cast("IpcDriver", _vendor(device).Ipc())
 
 
 def topology_command(device: DeviceType) -> str:
@@ -26,17 +22,8 @@ def topology_command(device: DeviceType) -> str:
     return "rocm-smi --showtopoaccess" if device is DeviceType.HIP else "nvidia-smi topo -p2p r"
 
 
-def vmm_driver(target: DeviceTarget) -> VmmDriver:
-    """Return the virtual memory management of a device.
-
-    Raises:
-        UnsupportedError: this device or its driver has none.
-        DriverError: the driver does not start.
-    """
-    return cast("VmmDriver", _vendor(target.type).Vmm(target.index))
-
-
-def _vendor(device: DeviceType) -> Any:
+def vendor(device: DeviceType) -> Any:
+    """Return the module of a kind of device, with its `Ipc` and `Vmm`; UnsupportedError if there is none."""
     if device not in (DeviceType.CUDA, DeviceType.HIP):
         raise UnsupportedError(f"there is no GPU driver for device type {device.value!r}")
     return importlib.import_module(f"iris_allocators.driver.{device.value}")
@@ -187,3 +174,23 @@ class VmmDriver:
         """Wait until the device is idle."""
         with self._current():
             self._call(self._synchronize)
+
+
+class Transaction(contextlib.ExitStack):
+    """Remembers how to undo each step; leaving the block without `commit` undoes them, the latest first.
+
+    A step that cannot be undone does not keep the others from being undone; it is noted on the error that caused the
+    rollback.
+    """
+
+    def commit(self) -> None:
+        """Keep all steps: forget how to undo them."""
+        self.pop_all()
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            super().__exit__(None, None, None)
+        except Exception as e:
+            if error is None:
+                raise
+            error.add_note(f"while undoing: {e}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from typing import TYPE_CHECKING, Any
 
 from cuda.bindings import driver
@@ -37,12 +36,6 @@ class Ipc(IpcDriver):
         return int(_library("IpcOpenMemHandle", wrapped, flags))
 
 
-@functools.cache
-def _primary_context(device: int) -> Any:
-    """Return the context that torch uses too; retained once, to the end of the process, as torch does."""
-    return _library("DevicePrimaryCtxRetain", device)
-
-
 class Vmm(VmmDriver):
     """Virtual memory management of a GPU, by its index as torch and CUDA_VISIBLE_DEVICES number it."""
 
@@ -59,7 +52,7 @@ class Vmm(VmmDriver):
             if not _library("DeviceGetAttribute", attribute, device):
                 raise UnsupportedError(f"cuda:{index} or its driver does not support {what}; use allocator='torch'")
         self._index, self._device = index, device
-        self._context = _primary_context(int(device))
+        self._context = _library("DevicePrimaryCtxRetain", device)  # to the end of the process, as torch does
         location = driver.CUmemLocation()
         location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
         location.id = index

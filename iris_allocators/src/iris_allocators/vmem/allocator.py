@@ -4,17 +4,14 @@ Opening reserves one range of addresses for the heaps of all ranks and nothing e
 device.  `commit` creates physical memory for the granules in use and maps it; peers receive a descriptor per granule,
 once, and map the same memory at the same offset of that rank's part of their range.
 
-Releasing memory needs no exchange.  The heap calls `decommit` on every rank with the same range, after all ranks have
-agreed that it is unused; each rank then unmaps its own memory there and its mappings of the peers'.  The physical
-memory is free when the last rank has done so, and an address is never remapped before that, because a granule that is
-committed again is announced in a later exchange of all ranks.
+Releasing memory needs no exchange: an address is never remapped before all ranks have unmapped it, because a granule
+that is committed again is announced in a later exchange of all ranks.
 
 `as_symmetric` maps the memory of an existing tensor a second time, at an offset of the heap.  What a kernel writes at
 one of the two addresses is seen at the other one from the next kernel on.
 
 Lifetime: a tensor's storage holds a lease; mappings and addresses go when the allocator is closed and the last lease
-is gone.  The device is idle before anything is unmapped then; if it does not become idle (a kernel that waits for
-a dead peer), everything stays as it is until the process ends.
+is gone, if the device becomes idle: else (a kernel waits for a dead peer) all stays until the process ends.
 """
 
 from __future__ import annotations
@@ -23,12 +20,11 @@ import itertools
 import os
 import struct
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 
-from iris_allocators.driver import VmmDriver, topology_command, vmm_driver
-from iris_allocators.driver.transaction import Transaction
+from iris_allocators.driver import Transaction, VmmDriver, topology_command, vendor
 from iris_allocators.info import VMEM_INFO
 from iris_allocators.ranges import GpuHeap, Range
 from iris_allocators.settings import VmemSettings
@@ -62,20 +58,9 @@ _TAG = struct.Struct("<8sQQQ")  # magic, serial, size of the heap, granule
 _MAGIC = b"irisvmem"
 
 
-class External(NamedTuple):
-    """The physical memory of a tensor."""
-
-    handles: list[tuple[int, int]]  # the driver's handle of each piece and the piece's size in bytes, by address
-    start_bytes: int  # where the tensor's first element lies in the first piece
-    extent_bytes: int  # from the tensor's first element to the end of its last one
-    nbytes: int  # sum of the pieces
-
-
 class VmemAllocator(GpuHeap):
     """One rank's heap in virtual memory; satisfies `Allocator`, `SupportsGrowth`, `SupportsImportTensor` and
     `SupportsMulticast`.
-
-    `driver` is the device's virtual memory management; found by the device's type by default.
 
     Raises:
         SettingsError: the granule does not fit this device.
@@ -88,7 +73,7 @@ class VmemAllocator(GpuHeap):
     def __init__(self, request: CreateRequest, driver: VmmDriver | None = None) -> None:
         self._world_size = request.world_size
         self._topology = topology_command(request.target.type)
-        self._driver = driver or vmm_driver(request.target)
+        self._driver: VmmDriver = driver or vendor(request.target.type).Vmm(request.target.index)
         wants_multicast = getattr(request.settings, "multicast", False) and self._world_size > 1
         smallest = self._driver.granularity()
         if wants_multicast:
@@ -134,7 +119,7 @@ class VmemAllocator(GpuHeap):
             with Transaction() as undo:
                 for offset in missing:
                     handle = self._driver.create(granule)
-                    undo.add(self._driver.release, handle)
+                    undo.callback(self._driver.release, handle)
                     pieces.append(Piece(offset, granule, next(self._serials), handle))
                 own.map([(piece, cast("int", piece.handle)) for piece in pieces], undo)
                 undo.commit()
@@ -165,35 +150,36 @@ class VmemAllocator(GpuHeap):
                 pieces = table.within(offset_bytes, end)
                 for piece in pieces:
                     piece.doomed = True
-                each.add(table.drop, pieces)
+                each.callback(table.drop, pieces)
 
     # -- existing tensors ---------------------------------------------------------------------------------------------
     def import_extent(self, tensor: torch.Tensor) -> tuple[int, int, int]:
         with Transaction() as references:
-            external = self._find(tensor, references)
-            _, there = self._place(external) or (-1, -1)
-            return -(-external.nbytes // self.granularity) * self.granularity, external.start_bytes, there
+            memory, start = self._find(tensor, references)
+            _, there = self._place(memory, start) or (-1, -1)
+            extent = sum(nbytes for _, nbytes in memory)
+            return -(-extent // self.granularity) * self.granularity, start, there
 
     def import_tensor(self, offset_bytes: int, tensor: torch.Tensor, on_release: Callable[[], None]) -> torch.Tensor:
         """Map the memory of a tensor, of at least one element, unless it is mapped there already."""
         self._check_open()
         with Transaction() as undo:
-            external = self._find(tensor, undo)
+            memory, inside = self._find(tensor, undo)
             pieces: list[Piece] = []
-            block, start = self._place(external) or (-1, 0)
+            block, start = self._place(memory, inside) or (-1, 0)
             if block != offset_bytes:
-                end = offset_bytes + external.nbytes
+                start, end = offset_bytes + inside, offset_bytes
+                for handle, nbytes in memory:
+                    pieces.append(Piece(end, nbytes, next(self._serials), handle))
+                    end += nbytes
                 if end > self.nbytes:
                     raise HeapError(
-                        f"{external.nbytes} bytes of memory do not fit at offset {offset_bytes} of the heap"
+                        f"{end - offset_bytes} bytes of memory do not fit at offset {offset_bytes} of the heap"
                     )
                 self._own.clear_doomed(offset_bytes, end)
-                ends = itertools.accumulate((nbytes for _, nbytes in external.handles), initial=offset_bytes)
-                for at, (handle, nbytes) in zip(ends, external.handles, strict=False):
-                    pieces.append(Piece(at, nbytes, next(self._serials), handle))
                 self._own.map([(piece, cast("int", piece.handle)) for piece in pieces], undo)
-                start = offset_bytes + external.start_bytes
-            part = Range(self.base_ptr + start, external.extent_bytes, (self._memory, tensor))
+            extent = span(tensor.shape, tensor.stride()) * tensor.element_size()
+            part = Range(self.base_ptr + start, extent, (self._memory, tensor))
             raw = part.tensor(self._device, on_release)
             out = torch.empty(0, dtype=tensor.dtype, device=raw.device)
             out.set_(raw.untyped_storage(), 0, tensor.shape, tensor.stride())
@@ -204,8 +190,11 @@ class VmemAllocator(GpuHeap):
             self._imported.update((cast("int", piece.handle), (offset_bytes, piece)) for piece in pieces)
         return out
 
-    def _find(self, tensor: torch.Tensor, references: Transaction) -> External:
-        """Find a tensor's memory, whose handles `references` releases; UnsupportedError if it cannot be shared."""
+    def _find(self, tensor: torch.Tensor, references: Transaction) -> tuple[list[tuple[int, int]], int]:
+        """Find a tensor's memory: handle and size of each piece, by address, and where the tensor begins in them.
+
+        The handles are released by `references`.  UnsupportedError if the memory cannot be shared.
+        """
         self._check_open()
         begin = tensor.data_ptr()
         extent = span(tensor.shape, tensor.stride()) * tensor.element_size()
@@ -214,7 +203,7 @@ class VmemAllocator(GpuHeap):
         try:
             while ptr < begin + extent:
                 handle = self._driver.retain(ptr)
-                references.add(self._driver.release, handle)
+                references.callback(self._driver.release, handle)
                 if not handles:
                     os.close(self._driver.export_fd(handle))  # refused before anything is mapped
                 base, nbytes = self._driver.address_range(ptr)
@@ -229,16 +218,16 @@ class VmemAllocator(GpuHeap):
                 "instead), and tensors made inside `with ctx.use_mem_pool():` are on the heap from the beginning. To "
                 "get a copy instead: ctx.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)"
             ) from e
-        return External(handles, begin - first, extent, ptr - first)
+        return handles, begin - first
 
-    def _place(self, external: External) -> tuple[int, int] | None:
+    def _place(self, memory: list[tuple[int, int]], inside: int) -> tuple[int, int] | None:
         """Return (block, offset of the tensor) if all pieces are consecutive in one block of the heap, else None."""
-        found = [self._imported.get(handle) for handle, _ in external.handles]
+        found = [self._imported.get(handle) for handle, _ in memory]
         if None in found:
             return None
         blocks, pieces = zip(*cast("list[tuple[int, Piece]]", found), strict=True)
         follow = all(one.end == other.offset_bytes for one, other in itertools.pairwise(pieces))
-        return (blocks[0], pieces[0].offset_bytes + external.start_bytes) if follow and len(set(blocks)) == 1 else None
+        return (blocks[0], pieces[0].offset_bytes + inside) if follow and len(set(blocks)) == 1 else None
 
     # -- peers --------------------------------------------------------------------------------------------------------
     def export(self) -> Sequence[Segment]:
@@ -251,7 +240,7 @@ class VmemAllocator(GpuHeap):
                 for piece in pieces:
                     if piece.fd is None:
                         piece.fd = self._driver.export_fd(cast("int", piece.handle))
-                        undo.add(piece.close_fd)
+                        undo.callback(piece.close_fd)
                 undo.commit()
         self._offered = pieces
         tags = (_TAG.pack(_MAGIC, piece.serial, self.nbytes, self.granularity) for piece in pieces)
@@ -301,7 +290,7 @@ class VmemAllocator(GpuHeap):
                 memory = []
                 for piece, segment in new:
                     handle = self._driver.import_fd(cast("int", segment.fd))
-                    handles.add(self._driver.release, handle)
+                    handles.callback(self._driver.release, handle)
                     memory.append((piece, handle))
                 table.map(memory, undo)
             undo.commit()

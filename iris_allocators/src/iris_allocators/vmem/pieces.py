@@ -1,8 +1,7 @@
 """Pieces of physical memory mapped into a heap's addresses, and the addresses themselves.
 
 One range of addresses holds the heaps of all ranks side by side, so that rank r's heap begins at `base + r * stride`.
-A `PieceTable` knows what is mapped in one of them; `AddressSpace` has one table per rank.  All of it lasts until the
-allocator is closed and the last tensor is freed: then the last `Lease` is gone.
+A `PieceTable` knows what is mapped in one of them; `AddressSpace` has one table per rank.
 """
 
 from __future__ import annotations
@@ -14,14 +13,13 @@ from bisect import bisect_left, insort
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from iris_allocators.driver.transaction import Transaction
+from iris_allocators.driver import Transaction, VmmDriver
 from iris_core.errors import DriverError
 from iris_core.logs import logger
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from iris_allocators.driver import VmmDriver
     from iris_allocators.vmem.multicast import Multicast
 
 
@@ -87,7 +85,7 @@ class PieceTable:
         ranges: list[tuple[int, int]] = []  # without gaps
         for piece, handle in pieces:
             self._driver.map(self.base_ptr + piece.offset_bytes, piece.nbytes, handle)
-            undo.add(self._undo_map, piece)
+            undo.callback(self._undo_map, piece)
             start = ranges.pop()[0] if ranges and ranges[-1][1] == piece.offset_bytes else piece.offset_bytes
             ranges.append((start, piece.end))
         for start, end in ranges:
@@ -111,10 +109,10 @@ class PieceTable:
             self.nbytes += piece.nbytes
 
     def drop(self, pieces: Sequence[Piece]) -> None:
-        """Unmap pieces and release their memory; on errors continue with the others, then raise the first one."""
+        """Unmap pieces and release their memory; on errors continue with the others, then raise."""
         with Transaction() as each:
             for piece in reversed(pieces):
-                each.add(self._drop, piece)
+                each.callback(self._drop, piece)
 
     def _drop(self, piece: Piece) -> None:
         # Each step is remembered once taken, so that a second attempt continues where the first one failed.
@@ -149,12 +147,12 @@ class AddressSpace:
     def release(self) -> None:
         """Unmap everything and give the addresses back; a second call continues after a DriverError."""
         with Transaction() as each:
-            each.add(self._unreserve)
+            each.callback(self._unreserve)
             for table in reversed(self.tables):
-                each.add(table.drop, table.within(0, self._nbytes))
+                each.callback(table.drop, table.within(0, self._nbytes))
             for table in self.tables:
                 if table.multicast is not None:
-                    each.add(table.multicast.release)
+                    each.callback(table.multicast.release)
 
     def _unreserve(self) -> None:
         mapped = any(piece.mapped for table in self.tables for piece in table.within(0, self._nbytes))

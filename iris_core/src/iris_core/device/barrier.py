@@ -105,7 +105,6 @@ class DeviceBarriers:
         return _Group(members, words, targets, cast("SupportsDeviceBarrier", self._backend))
 
     def reset(self, members: tuple[int, ...]) -> None:
-        """Reset a group's barriers; see `ctx.ccl.reset`."""
         if (found := self._groups.get(tuple(sorted(members)))) is not None:
             found.reset()
 
@@ -141,7 +140,6 @@ class _Group:
         self._order = None if words.device.type == "cpu" else DeviceOrder(self._index)
 
     def bind(self, sem: str) -> Place:
-        """Return a barrier's place; see `DeviceBarriers.bind`."""
         if self._order is not None:
             return Place(partial(self._launch, self._order, sem), _nothing)
         turn = threading.Event()
@@ -169,11 +167,8 @@ class _Group:
         with _HERE if stream is None else torch.cuda.stream(stream):
             if sem not in self._warm:
                 _refuse_capture(self._members, sem)
-            order.run(self._enqueue, sem)
+            order.run(lambda: self._backend.device_barrier(self._slot(), sem, None))
         self._warm.add(sem)
-
-    def _enqueue(self, sem: str) -> None:
-        self._backend.device_barrier(self._slot(), sem, None)
 
     def _slot(self) -> BarrierSlot:
         capture = launch_order.current_capture(self._index)

@@ -7,6 +7,7 @@ iteration keeps its pages.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -86,17 +87,12 @@ class Backing:
         return bool(ranges)
 
     def decommit(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Give ranges [start, end) of whole granules back at once; if one fails, the others first."""
-        error: Exception | None = None
-        for start, end in ranges:
-            self._committed.remove(start, end)
-            self._idle.remove(start, end)
-            try:
-                cast("SupportsDecommit", self._allocator).decommit(start, end - start)
-            except Exception as e:  # noqa: BLE001 - raised below; every rank has to come to the end
-                error = error or e
-        if error is not None:
-            raise error
+        """Give ranges [start, end) of whole granules back at once; if one fails, the others all the same."""
+        with contextlib.ExitStack() as each:
+            for start, end in reversed([*ranges]):
+                self._committed.remove(start, end)
+                self._idle.remove(start, end)
+                each.callback(cast("SupportsDecommit", self._allocator).decommit, start, end - start)
 
     def make_room(self, offset: int, nbytes: int) -> None:
         """Give back what is committed in a range of whole granules that is free."""

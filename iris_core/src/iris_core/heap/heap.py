@@ -96,6 +96,7 @@ class SymmetricHeap:
         self.system_area = regions.SystemArea(self._state)
         self._on_allocated = on_allocated
         self._device = device
+        self._live: tuple[int, tuple[Block, ...]] = (-1, ())  # `live_blocks()` as of a version
 
     # -- opening and closing ------------------------------------------------------------------------------------------
     def open(self) -> None:
@@ -454,15 +455,17 @@ class SymmetricHeap:
 
         Freed ones do not count, but for those that calls of this rank still use.
         """
-        state = self._state
-        records = [*state.blocks.live.values()]  # first: another thread may be freeing one, which is pending then
-        records += [record for record in list(state.blocks.pending) if not state.order.is_idle(record)]
-        blocks = [Block(each.offset, each.nbytes, format_label(each.label)) for each in records]
-        blocks += [Block(start, end - start, "freed") for start, end in state.order.in_use()]
-        blocks += state.groups
-        if self.system_area.nbytes:
-            blocks.append(Block(state.usable, self.system_area.nbytes, "Iris itself"))
-        return sorted(blocks, key=lambda block: block.offset_bytes)
+        version, state = self.version, self._state
+        if self._live[0] != version:
+            records = [*state.blocks.live.values()]  # first: another thread may be freeing one, which is pending then
+            records += [record for record in list(state.blocks.pending) if not state.order.is_idle(record)]
+            blocks = [Block(each.offset, each.nbytes, format_label(each.label)) for each in records]
+            blocks += [Block(start, end - start, "freed") for start, end in state.order.in_use()]
+            blocks += state.groups
+            if self.system_area.nbytes:
+                blocks.append(Block(state.usable, self.system_area.nbytes, "Iris itself"))
+            self._live = version, tuple(sorted(blocks, key=lambda block: block.offset_bytes))
+        return self._live[1]
 
     def stats(self) -> HeapStats:
         """Return the heap's figures.  Local: what was dropped but not agreed on may differ between ranks."""

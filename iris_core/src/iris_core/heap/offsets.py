@@ -39,13 +39,11 @@ class RangeSet:
         return start >= end or (i % 2 == 1 and self._bounds[i] >= end)
 
     def add(self, start: int, end: int) -> None:
-        """Put [start, end) into the set."""
         if start < end:
             i, j = bisect_left(self._bounds, start), bisect_right(self._bounds, end)
             self._bounds[i:j] = [start] * (1 - i % 2) + [end] * (1 - j % 2)
 
     def remove(self, start: int, end: int) -> None:
-        """Take [start, end) out of the set."""
         if start < end:
             i, j = bisect_left(self._bounds, start), bisect_right(self._bounds, end)
             self._bounds[i:j] = [start] * (i % 2) + [end] * (j % 2)
@@ -71,13 +69,6 @@ class SubAllocator:
     """Hands out and takes back parts of the range [0, nbytes), in multiples of MIN_ALIGNMENT.
 
     Behind each block `gap_nbytes` bytes, rounded up likewise, stay unused.
-
-    Example:
-        >>> sub = SubAllocator(4096)
-        >>> sub.allocate(100), sub.allocate(100, alignment=1024)
-        (0, 1024)
-        >>> sub.free(0)
-        256
     """
 
     def __init__(self, nbytes: int, gap_nbytes: int = 0) -> None:
@@ -154,9 +145,3 @@ class SubAllocator:
             if start + size <= end:  # the others are smaller
                 break
         return end - self.allocated_bytes, most
-
-    def end_behind_all(self, nbytes: int, alignment: int) -> int:
-        """Return the end of a block that is placed after all others, ignoring the limit."""
-        size = self.rounded(nbytes)
-        start, _ = self.free_ranges.around(self.nbytes, self.nbytes)
-        return -(-start // alignment) * alignment + size

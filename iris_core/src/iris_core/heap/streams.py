@@ -87,16 +87,6 @@ class HostEvent:
         concurrent.futures.wait((self._last,))
 
 
-class Host:
-    """The current stream of a CPU rank: the host itself, whose launches are done when they return."""
-
-    def record_event(self) -> HostEvent:
-        return HostEvent(_DONE)
-
-    def wait_event(self, event: Any) -> None:
-        event.synchronize()
-
-
 class HostStream:
     """Calls in order in a thread of this process; `keep` is called with their tensors and this stream.
 
@@ -203,20 +193,24 @@ class HostWork:
 
 
 class HostStreams:
-    """The streams of a CPU rank; see `TorchStreams`."""
+    """The streams of a CPU rank, and its current one: the host itself, whose launches are done when they return."""
 
     def __init__(self) -> None:
-        self._host = Host()
         self._made: list[HostStream] = []
         self.failures: list[tuple[str, BaseException]] = []  # of calls: the operation, and its error
 
     def make(self, keep: Callable[[Any, Any], None]) -> HostStream:
-        """Return a new stream."""
         self._made.append(HostStream(self, keep))
         return self._made[-1]
 
     def current(self) -> Stream:
-        return self._host
+        return self
+
+    def record_event(self) -> HostEvent:
+        return HostEvent(_DONE)
+
+    def wait_event(self, event: Any) -> None:
+        event.synchronize()
 
     def is_capturing(self) -> bool:
         return False
@@ -244,15 +238,8 @@ Uses = tuple[tuple[Stream, Any], ...]
 """Streams that have used a block, each with the moment of its last use."""
 
 
-class Used(Protocol):
-    """A block with the streams that use it and, once it was freed, their last moments: a `Record`."""
-
-    streams: list[Stream]
-    uses: Uses | None
-
-
 class StreamOrder:
-    """The streams that still use blocks, and free ranges."""
+    """The streams that still use blocks, which it gets as their `Record`s, and free ranges."""
 
     def __init__(self, streams: Streams) -> None:
         self.streams = streams
@@ -269,18 +256,17 @@ class StreamOrder:
             )
 
     # -- a block's life -----------------------------------------------------------------------------------------------
-    def add(self, record: Used, stream: Stream) -> None:
-        """Note that another stream uses a block."""
+    def add(self, record: Any, stream: Stream) -> None:
         if stream not in record.streams:
             record.streams.append(stream)
 
-    def end(self, record: Used) -> None:
+    def end(self, record: Any) -> None:
         """Note up to which moment streams use a block that was freed.  A second call changes nothing."""
         if record.uses is None:
             self.add(record, self.streams.current())
             record.uses = tuple((stream, stream.record_event()) for stream in record.streams)
 
-    def is_idle(self, record: Used) -> bool:
+    def is_idle(self, record: Any) -> bool:
         """Whether this rank's streams are done with a block that was freed."""
         self.end(record)
         if record.uses:
@@ -292,7 +278,7 @@ class StreamOrder:
         return [(start, end) for start, end, uses in list(self.fences) if not _are_past(uses)]
 
     # -- one rank -----------------------------------------------------------------------------------------------------
-    def fence(self, start: int, end: int, record: Used) -> None:
+    def fence(self, start: int, end: int, record: Any) -> None:
         """Note that a free range may be handed out again, though streams may still use it."""
         if record.uses:
             insort(self.fences, (start, end, record.uses), key=_start)
@@ -321,7 +307,7 @@ class StreamOrder:
             ranges.remove(start, end)
         return ranges
 
-    def device_is_idle(self, freed: Iterable[Used]) -> None:
+    def device_is_idle(self, freed: Iterable[Any]) -> None:
         """Note that the whole device was waited for: it uses nothing that was freed so far."""
         self.fences = []
         for record in freed:

@@ -46,11 +46,7 @@ class _Plan:
 
 
 class Unfused:
-    """One operation as a product and a collective, one after the other.
-
-    Args:
-        op: the operation.
-    """
+    """One operation as a product and a collective, one after the other."""
 
     name = "unfused"
     info = everywhere("unfused", "torch.matmul and a collective, one after the other")
@@ -232,7 +228,6 @@ class Overlapped(Unfused):
             before.wait()
 
     def _divided(self, begin: int, end: int, out: Any, a: Any, b: Any, bias: Any) -> tuple[Any, Any, Any, Any]:
-        """Return the tensors of a chunk."""
         rows = a.shape[0]
         along = bias is not None and (bias.dim() == 2 and bias.shape[1] == 1 and out.shape[1] > 1)
         if self.op == "matmul_reduce_scatter" or (self.op == "matmul_all_gather" and out.shape[1] == b.shape[1]):

@@ -147,11 +147,7 @@ def staged(
 
 
 class Composed:
-    """A collective between nodes that is made of others.
-
-    Args:
-        op: the operation.
-    """
+    """A collective between nodes that is made of others."""
 
     spans_nodes = composes = True
     fields: tuple[str, ...] = ()

@@ -17,7 +17,7 @@ import struct
 import threading
 import time
 from collections import defaultdict, deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from iris_core.errors import CollectiveTimeoutError, HeapClosedError, IrisError, PeerLostError
 from iris_core.world.failures import name_ranks
@@ -152,14 +152,11 @@ class Link:
 class Exchanges:
     """The connections of one rank to its peers, with a descriptor of each peer's process.
 
-    `first_error` turns the error of lost peers into that of the first ones, alike on all ranks; `leave` ends all.
+    `opening` has made them: it turns the error of lost peers into that of the first ones, alike on all ranks.
     """
 
-    def __init__(
-        self, links: Mapping[int, Link], pidfds: Mapping[int, int], first_error: Callable[[IrisError], IrisError],
-        leave: Callable[[], None],
-    ) -> None:  # fmt: skip
-        self._first_error, self._leave = first_error, leave
+    def __init__(self, links: Mapping[int, Link], pidfds: Mapping[int, int], opening: Any) -> None:
+        self._opening = opening
         self._links, self._pidfds = dict(links), dict(pidfds)
         self._closed, self._why = "", b""
         self._changed = threading.Condition(threading.Lock())
@@ -228,7 +225,7 @@ class Exchanges:
         """Publish why this rank is going to close its world; others may still need it."""
         if not self._closed:
             named = error if isinstance(error, PeerLostError | CollectiveTimeoutError) else None
-            self._first_error(named or gave_up(rank, "closed its world", error))
+            self._opening.first_error(named or gave_up(rank, "closed its world", error))
             self._why = b"error"
 
     def check_usable(self) -> None:
@@ -252,7 +249,7 @@ class Exchanges:
             link.close()
         close_all(self._pidfds.values())
         self._links, self._pidfds, self._poll = {}, {}, select.poll()
-        self._leave()
+        self._opening.leave()
         self._changed.notify_all()
 
     def refuse(self, why: str) -> None:
@@ -278,7 +275,8 @@ class Exchanges:
                 self._dead.add(peer)
         what = "ended" if self._dead.issuperset(ranks) else f"closed {its} world, or ended,"
         text = f"{name_ranks(ranks)} {what} while others still needed {it}; look at the output of that process"
-        return self._first_error(PeerLostError(f"{text} for the first error", ranks=ranks))
+        error: IrisError = self._opening.first_error(PeerLostError(f"{text} for the first error", ranks=ranks))
+        return error
 
     def _receive(self, timeout_s: float) -> None:
         """Wait until data has arrived, or a socket takes pending data."""
