@@ -17,7 +17,7 @@ from iris_core.device.barrier import _Group
 from iris_core.device.launch_order import DeviceOrder, StreamWork
 from iris_core.dispatch import calls
 from iris_core.errors import DeviceError, UnsupportedError
-from iris_core.heap.streams import HostStreams
+from iris_core.heap.streams import HostStream, HostStreams
 from iris_core.ops import FusedWorkspace
 from iris_core.ops import api as ops_api
 from iris_core.types import DeviceTarget, DeviceType
@@ -113,14 +113,14 @@ class FailsInBetween(HostStreams):
     def check(self):
         super().check()
         self.go_on.set()
-        for each in self._made:
+        for each in list(self.made):
             each.synchronize()
 
 
 @pytest.mark.parametrize("run", ["run", "run_async"])
 def test_no_call_goes_ahead_behind_one_that_fails_meanwhile(run):
     streams = FailsInBetween()
-    team = streams.make(lambda tensor, stream: None)
+    team = HostStream(streams, lambda tensor, stream: None)
     launched = []
 
     def fail(plan):

@@ -44,7 +44,7 @@ BUDGETS = {
     "iris_core/cli": 1671,
     "iris_core/device": 1357,
     "iris_core/dispatch": 3395,
-    "iris_core/heap": 2706,
+    "iris_core/heap": 2704,
     "iris_core/nn": 870,
     "iris_core/ops": 1194,
     "iris_core/providers": 2007,
@@ -98,7 +98,7 @@ FEATURES = {
     ),
     "checker": (4500, ("iris_triton.checker", "iris_core.cli.check", "iris_core.cli.all_orders")),
 }  # fmt: skip
-REST = 40_873
+REST = 40_871
 """Lines of all else, at most; 38,000 were planned."""
 
 # What does not keep to the rules yet: only ever shorter.

@@ -480,7 +480,7 @@ class Binder:
         """Return the order of calls of a team, or of messages in one direction between two ranks."""
         if members not in self._orders:
             host, gpu, keep = self._heap.streams, self.target.index, self._keep
-            new: Order = host.make(keep) if isinstance(host, HostStreams) else DeviceOrder(gpu, keep)
+            new: Order = HostStream(host, keep) if isinstance(host, HostStreams) else DeviceOrder(gpu, keep)
             self._orders[members] = new
         return self._orders[members]
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import threading
+import weakref
 from bisect import bisect_left, bisect_right, insort
 from concurrent.futures import Future
 from operator import itemgetter
@@ -98,6 +99,7 @@ class HostStream:
         self._streams, self._keep, self._last = streams, keep, _DONE
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="iris-collective")
         self._lock = threading.RLock()  # calls of two threads take turns
+        streams.made.add(self)
 
     def run(self, launch: Callable[..., Any], *arguments: Any) -> Any:
         """Launch after everything that is on the stream, and wait for it; return what `launch` does.
@@ -196,12 +198,8 @@ class HostStreams:
     """The streams of a CPU rank, and its current one: the host itself, whose launches are done when they return."""
 
     def __init__(self) -> None:
-        self._made: list[HostStream] = []
+        self.made: weakref.WeakSet[HostStream] = weakref.WeakSet()  # whose `keep` may know what has the heap
         self.failures: list[tuple[str, BaseException]] = []  # of calls: the operation, and its error
-
-    def make(self, keep: Callable[[Any, Any], None]) -> HostStream:
-        self._made.append(HostStream(self, keep))
-        return self._made[-1]
 
     def current(self) -> Stream:
         return self
@@ -217,7 +215,7 @@ class HostStreams:
 
     def synchronize(self, stream: Any = None) -> None:
         """Wait for all calls, or for those of one stream; raises like `check`."""
-        for each in self._made if stream is None else (stream,):
+        for each in list(self.made) if stream is None else (stream,):
             each.synchronize()
         self.check()
 
