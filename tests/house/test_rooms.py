@@ -42,7 +42,7 @@ BUDGETS = {
     "iris_core/bench": 1258,
     "iris_core/ccl": 361,
     "iris_core/cli": 1671,
-    "iris_core/device": 1357,
+    "iris_core/device": 1358,
     "iris_core/dispatch": 3395,
     "iris_core/heap": 2704,
     "iris_core/nn": 870,
@@ -53,7 +53,7 @@ BUDGETS = {
     "iris_core/torch_backend": 2346,
     "iris_core/tracing": 522,
     "iris_core/tuning": 474,
-    "iris_core/world": 2213,
+    "iris_core/world": 2214,
     "iris_allocators/*.py": 517,
     "iris_allocators/driver": 425,
     "iris_allocators/nccl": 234,
@@ -98,7 +98,7 @@ FEATURES = {
     ),
     "checker": (4500, ("iris_triton.checker", "iris_core.cli.check", "iris_core.cli.all_orders")),
 }  # fmt: skip
-REST = 40_871
+REST = 40_873
 """Lines of all else, at most; 38,000 were planned."""
 
 # What does not keep to the rules yet: only ever shorter.

@@ -46,6 +46,7 @@ class Report(NamedTuple):
         return self.words[self.part + field]
 
     def wait(self) -> str:
+        """Describe the wait."""
         comparison = _SYMBOLS[COMPARISONS[self.word(Status.COMPARISON)]]
         return (
             f"rank {self.word(Status.RANK)}, program {self.word(Status.PROGRAM)}: a wait for the word at "

@@ -183,6 +183,7 @@ class RankProcesses:
             raise
 
     def close(self) -> None:
+        """End the processes."""
         for each in self._processes.values():
             each.send(None)
         for each in self._processes.values():
