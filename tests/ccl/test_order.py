@@ -14,10 +14,10 @@ from iris_core import Iris
 from iris_core.ccl import api
 from iris_core.device import launch_order
 from iris_core.device.barrier import _Group
-from iris_core.device.launch_order import DeviceOrder, HostOrder, StreamWork
+from iris_core.device.launch_order import DeviceOrder, StreamWork
 from iris_core.dispatch import calls
 from iris_core.errors import DeviceError, UnsupportedError
-from iris_core.heap.streams import HostStreams
+from iris_core.heap.streams import HostStream, HostStreams
 from iris_core.ops import FusedWorkspace
 from iris_core.ops import api as ops_api
 from iris_core.types import DeviceTarget, DeviceType
@@ -113,21 +113,21 @@ class FailsInBetween(HostStreams):
     def check(self):
         super().check()
         self.go_on.set()
-        for each in self._made:
+        for each in list(self.made):
             each.synchronize()
 
 
 @pytest.mark.parametrize("run", ["run", "run_async"])
 def test_no_call_goes_ahead_behind_one_that_fails_meanwhile(run):
     streams = FailsInBetween()
-    team = HostOrder(streams, lambda tensor, stream: None)
+    team = HostStream(streams, lambda tensor, stream: None)
     launched = []
 
     def fail(plan):
         assert streams.go_on.wait(60)
         raise RuntimeError("a peer is lost")
 
-    team._launch("all_reduce", fail, None)
+    team.launch("all_reduce", fail, None)
     with pytest.raises(RuntimeError, match="a peer is lost"):
         team.run(launched.append, "run") if run == "run" else team.run_async("barrier", launched.append, "run").wait()
     assert launched == []

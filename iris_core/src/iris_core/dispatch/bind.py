@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from iris_core.device.launch_order import DeviceOrder, DoneWork, HostOrder, HostWork
+from iris_core.device.launch_order import Begun, DeviceOrder
 from iris_core.dispatch import choice
 from iris_core.dispatch.config import Config, FusedConfig
 from iris_core.dispatch.first_calls import FirstCalls
@@ -27,7 +27,7 @@ from iris_core.dispatch.requests import POINT_TO_POINT, CollectiveCall, Here, co
 from iris_core.dispatch.team import Host, Memory, Scratch, Team
 from iris_core.dispatch.traced import BINDERS
 from iris_core.errors import HeapClosedError, HeapError, UnsupportedError
-from iris_core.heap.streams import HostStreams
+from iris_core.heap.streams import HostStream, HostStreams, HostWork
 from iris_core.registry import MAY_BE_WATCHED, notify
 from iris_core.types import DeviceType, FusedRequest, OperationRequest
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from iris_core.world import World
 
     Call = CollectiveCall | FusedCall | NormCall
-    Order = HostOrder | DeviceOrder
+    Order = HostStream | DeviceOrder
 
 
 GENERATION = 512
@@ -130,11 +130,11 @@ class Bound:
         What other algorithms than those with `begin` launch is over, or is on the stream.
         """
         work = getattr(self._algorithm, "begin", self._launch)(self.plan, *tensors)
-        return DoneWork() if work is None else work
+        return Begun() if work is None else work
 
     def let_capture(self, other: Bound) -> None:
         """Use another algorithm while a graph is captured: one that takes less device time and more CPU time."""
-        if not isinstance(self._order, HostOrder):  # the CPU captures nothing, and cannot be asked
+        if not isinstance(self._order, HostStream):  # the CPU captures nothing, and cannot be asked
             self._in_graphs = other
             self._set_launch(self._launch_or_capture)
 
@@ -276,7 +276,7 @@ class Binder:
             if has_nothing:
                 self.members.agree(members, shared)
                 about: dict[str, Any] = dict.fromkeys(("workspace", "request", "plan"))
-                does = {"mark": lambda: None, "run": lambda *_: None, "run_async": lambda *_: DoneWork()}
+                does = {"mark": lambda: None, "run": lambda *_: None, "run_async": lambda *_: Begun()}
                 bound = SimpleNamespace(droppable=True, algorithm="", **about, **does)
             elif bound is None:
                 if self._first is not None:
@@ -472,7 +472,7 @@ class Binder:
         """Return the order of calls of a team, or of messages in one direction between two ranks."""
         if members not in self._orders:
             host, gpu, keep = self._heap.streams, self.target.index, self._keep
-            new: Order = HostOrder(host, keep) if isinstance(host, HostStreams) else DeviceOrder(gpu, keep)
+            new: Order = HostStream(host, keep) if isinstance(host, HostStreams) else DeviceOrder(gpu, keep)
             self._orders[members] = new
         return self._orders[members]
 

@@ -33,11 +33,7 @@ _BYTES_PER_S, _LAUNCH_S = 1e11, 2e-6
 
 
 class Local:
-    """A collective of a group of one rank: a copy, or nothing.
-
-    Args:
-        op: the operation.
-    """
+    """A collective of a group of one rank: a copy, or nothing."""
 
     name = "local"
     info: ClassVar = everywhere("local", "collectives of groups of one rank")
@@ -124,7 +120,6 @@ class Providers:
             torch_distributed.open_messages(self._ranks, self._torch, world)
 
     def add(self, algorithms: Sequence[Algorithm[Any]]) -> None:
-        """Add more."""
         self._added += algorithms
 
     def _load(self) -> tuple[list[Algorithm[Any]], list[tuple[str, str]]]:

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from iris_core.device.launch_order import Begun
 from iris_core.dispatch.config import AMDS_TILE
 from iris_core.dispatch.products import FP8, PLAIN, SCALED, SCALED_BLOCK, float32_products
 from iris_core.dispatch.requests import nodes_of
 from iris_core.providers.model import everywhere, fixed_s, moving_s, product_s
-from iris_core.providers.parts import Begun, dense, part_of, scratch_of
+from iris_core.providers.parts import dense, part_of, scratch_of
 from iris_core.types import Availability
 from iris_core.world.scaling import CHUNKS
 
@@ -45,11 +46,7 @@ class _Plan:
 
 
 class Unfused:
-    """One operation as a product and a collective, one after the other.
-
-    Args:
-        op: the operation.
-    """
+    """One operation as a product and a collective, one after the other."""
 
     name = "unfused"
     info = everywhere("unfused", "torch.matmul and a collective, one after the other")
@@ -231,7 +228,6 @@ class Overlapped(Unfused):
             before.wait()
 
     def _divided(self, begin: int, end: int, out: Any, a: Any, b: Any, bias: Any) -> tuple[Any, Any, Any, Any]:
-        """Return the tensors of a chunk."""
         rows = a.shape[0]
         along = bias is not None and (bias.dim() == 2 and bias.shape[1] == 1 and out.shape[1] > 1)
         if self.op == "matmul_reduce_scatter" or (self.op == "matmul_all_gather" and out.shape[1] == b.shape[1]):

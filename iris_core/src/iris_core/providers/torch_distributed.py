@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 import torch.distributed as dist
 
+from iris_core.device.launch_order import Begun
 from iris_core.dispatch.config import Config
 from iris_core.dispatch.requests import COLUMNS, REDUCING, name_of, nodes_of
 from iris_core.dispatch.team import ELEMENT_TYPES
 from iris_core.errors import CollectiveTimeoutError, DeviceError, IrisError, UnsupportedError
 from iris_core.providers.baseline import Unfused
 from iris_core.providers.model import between_nodes_s, everywhere
-from iris_core.providers.parts import PARTED_IN, PARTED_OUT, Begun, Staged, dense, scratch_of, staged
+from iris_core.providers.parts import PARTED_IN, PARTED_OUT, Staged, dense, scratch_of, staged
 from iris_core.types import Availability, DeviceType
 from iris_core.world.failures import name_ranks
 

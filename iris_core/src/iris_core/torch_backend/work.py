@@ -48,11 +48,9 @@ class DoneWork(dist.Work):
         return True
 
     def synchronize(self) -> None:
-        """Do the same as `wait()`."""
         self.wait()
 
     def block_current_stream(self) -> None:
-        """Do the same as `wait()`."""
         self.wait()
 
     def is_completed(self) -> bool:
@@ -60,11 +58,9 @@ class DoneWork(dist.Work):
         return True
 
     def is_success(self) -> bool:
-        """Whether it is finished without an error."""
         return self.is_completed()
 
     def result(self) -> list[Any]:
-        """Return the output tensors."""
         return self._result or []
 
     def get_future(self) -> torch.futures.Future[Any]:
