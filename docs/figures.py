@@ -241,11 +241,8 @@ def collectives() -> str:
     columns: dict[tuple[int, int], str] = {}
     for each in points("ccl"):
         nbytes, is_eager = each.params["nbytes"], each.launched == "eager"
-        if (
-            is_on_page("ccl", each.params)
-            and nbytes.bit_length() % 8 == 3
-            and not (is_eager and each.params["place"] == "heap")
-        ):
+        is_left_out = (is_eager and each.params["place"] == "heap") or not is_on_page("ccl", each.params)
+        if nbytes.bit_length() % 8 == 3 and not is_left_out:
             column = columns.setdefault((each.num_ranks, nbytes), f"{each.num_ranks} GPUs, {size(nbytes)}")
             cell = f"{each.times['iris']:.1f} ({each.ratio:.2f})"
             rows.setdefault(f"{each.name}, eager" if is_eager else each.name, {})[column] = cell
