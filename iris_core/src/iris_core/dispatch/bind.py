@@ -205,7 +205,7 @@ class Binder:
     def __init__(self, context: Context, opened: Any, providers: Any) -> None:
         heap: SymmetricHeap = opened.heap
         world: World = opened.world
-        self._context, self._heap, self._world = weakref.ref(context), heap, world
+        self.context, self._heap, self._world = weakref.ref(context), heap, world
         self.name = f"binder {id(self)}"  # for compiled code
         BINDERS[self.name] = self
         self._reports: KernelReports = opened.reports
@@ -313,7 +313,7 @@ class Binder:
             algorithm, wish = chooser.of(chooser.choose(request, config, left_out, settled), request)
             team, order = self.team(members), self._order((op, wish.options["peer"]))
             plan = self._prepare(algorithm, wish, team, scratch, False, None)
-            return Bound(algorithm, plan, order, team, self._context, wish)
+            return Bound(algorithm, plan, order, team, self.context, wish)
         kind, layout = (members, *shared.values()), layout_of(request)
         while True:
             try:
@@ -339,7 +339,7 @@ class Binder:
             agreed.served_by[kind] = f"{algorithm.name!r} with {layout}"
         if not is_named:
             agreed.remember(request, shared, config, chosen)
-        bound = Bound(algorithm, plan, self._order(members), team, self._context, wish)
+        bound = Bound(algorithm, plan, self._order(members), team, self.context, wish)
         if chosen.in_graphs is not None and within is None and self.gpu is not None:
             with contextlib.suppress(UnsupportedError):  # on all members: memory is exhausted
                 bound.let_capture(self._serve_by(chosen.in_graphs, request, config, scratch))
@@ -428,7 +428,7 @@ class Binder:
 
     def open(self) -> Context:
         """Return the context; HeapClosedError if it is closed."""
-        context = self._context()
+        context = self.context()
         if self._closed or context is None:
             raise HeapClosedError(self._closed or _CLOSED)
         return context

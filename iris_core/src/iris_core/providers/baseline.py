@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -144,16 +143,17 @@ class Unfused:
         self, plan: Any, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None,
         *scales: torch.Tensor,
     ) -> None:  # fmt: skip
-        with torch.no_grad():
-            self._begin(plan, out, a, b, bias, plan.collective.launch, *scales).wait()
+        self._begin(plan, out, a, b, bias, plan.collective.launch, *scales)()
 
-    def _begin(self, plan: _Plan, out: Any, a: Any, b: Any, bias: Any, go: Callable[..., Any], *scales: Any) -> Begun:
-        """Do what comes before the end of the collective, which `go` launches, and return a handle for the rest."""
+    def _begin(
+        self, plan: _Plan, out: Any, a: Any, b: Any, bias: Any, go: Callable[..., Any], *scales: Any
+    ) -> Callable[[], None]:
+        """Do what comes before the end of the collective, which `go` launches, and return what does the rest."""
         if plan.gathered is not None:
             if plan.gather_scales is not None:
                 scales, a = (plan.gather_scales(scales[0]), scales[1]), a.view(torch.uint8)
             work = go(plan.gathered[1], a)
-            return Begun(partial(self._end, plan, work, out, b, bias, *scales))
+            return partial(self._end, plan, work, out, b, bias, *scales)
         parts, rows, columns = out, a.shape[0], b.shape[1]
         if self.op == "matmul_all_gather":  # one part of each member: (size, rows, columns)
             below = out.shape[1] == columns
@@ -161,7 +161,7 @@ class Unfused:
         product = parts[plan.rank] if plan.product is None else plan.product
         multiply(a, b, bias if plan.fuses_bias else None, product, plan.tf32, *scales)
         work = go(out if plan.product is None else parts, product)
-        return Begun(partial(self._end, plan, work, out, b, bias))
+        return partial(self._end, plan, work, out, b, bias)
 
     def _end(self, plan: _Plan, work: Any, out: Any, b: Any, bias: Any, *scales: Any) -> None:
         if work is not None:
@@ -212,20 +212,16 @@ class Overlapped(Unfused):
             found.append((begin, begin + key[0], plans[key]))
         return found
 
-    @torch.no_grad()
     def launch(self, plan: Any, out: Any, a: Any, b: Any, bias: Any, *scales: Any) -> None:
-        before: Begun | None = None
-        length = plan[0][1] - plan[0][0]
+        before, length = Begun(), plan[0][1] - plan[0][0]
         for begin, end, part in plan:
-            if before is not None and end - begin < length:  # another plan of the collective, with the same buffers
+            if end - begin < length:  # another plan of the collective, with the same buffers
                 before.wait()
             tensors = self._divided(begin, end, out, a, b, bias)
-            work = self._begin(part, *tensors, part.collective.begin)
-            if before is not None:
-                before.wait()
-            before = work
-        if before is not None:
+            work = Begun(self._begin(part, *tensors, part.collective.begin))
             before.wait()
+            before = work
+        before.wait()
 
     def _divided(self, begin: int, end: int, out: Any, a: Any, b: Any, bias: Any) -> tuple[Any, Any, Any, Any]:
         rows = a.shape[0]
@@ -310,11 +306,18 @@ def multiply(
         return
     if a.dtype is not out.dtype:
         a, b = a.to(out.dtype), b.to(out.dtype)
-    with float32_products(tf32) if a.is_cuda and a.dtype is torch.float32 else nullcontext():
-        if bias is None:
-            torch.mm(a, b, out=out)
-        else:
-            torch.addmm(bias, a, b, out=out)
+    if a.dtype is torch.float32 and a.is_cuda:
+        with float32_products(tf32):
+            _multiply_plain(a, b, bias, out)
+    else:
+        _multiply_plain(a, b, bias, out)
+
+
+def _multiply_plain(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
+    if bias is None:
+        torch.mm(a, b, out=out)
+    else:
+        torch.addmm(bias, a, b, out=out)
 
 
 def _multiply_scaled(
