@@ -47,7 +47,7 @@ BUDGETS = {
     "iris_core/heap": 2704,
     "iris_core/nn": 870,
     "iris_core/ops": 1198,
-    "iris_core/providers": 2010,
+    "iris_core/providers": 2024,
     "iris_core/registry": 934,
     "iris_core/testing": 2000,
     "iris_core/torch_backend": 2346,
@@ -78,9 +78,10 @@ BUDGETS = {
 FEATURES = {
     "PyTorch": (2450, ("iris_core.torch_backend", "iris_core.dispatch.traced")),
     "several nodes": (
-        2500,
+        2520,
         (
             "iris_core.providers.hierarchical", "iris_core.providers.exchanged", "iris_core.providers.straight",
+            "iris_core.providers.overlapped",
             "iris_core.providers.torch_distributed", "iris_core.world.scaling", "iris_core.world.store_exchange",
             "iris_core.device.one_sided", "iris_allocators.nccl", "iris_triton.language.gin",
             "iris_triton.interpreter.memory.network",
@@ -98,7 +99,7 @@ FEATURES = {
     ),
     "checker": (4500, ("iris_triton.checker", "iris_core.cli.check", "iris_core.cli.all_orders")),
 }  # fmt: skip
-REST = 41_290
+REST = 39_928
 """Lines of all else, at most; 38,000 were planned."""
 
 # What does not keep to the rules yet: only ever shorter.
