@@ -22,7 +22,7 @@ from iris_core import Iris
 from iris_core.ccl import Config
 from iris_core.dispatch.bind import Bound
 from iris_core.errors import UnsupportedError
-from iris_core.providers import baseline, hierarchical, torch_distributed
+from iris_core.providers import baseline, hierarchical, overlapped, torch_distributed
 from iris_core.providers.hierarchical import Hierarchical
 from iris_core.providers.straight import StraightAllToAll
 from iris_core.providers.torch_distributed import TorchCollective
@@ -81,7 +81,7 @@ def parts_as_lists():
 @contextlib.contextmanager
 def small_chunks(nbytes=1024):
     """Let calls of some KiB go in several chunks."""
-    of_products = mock.patch.multiple(baseline, _LEAST_NBYTES=nbytes, _LEAST_LINES=4)
+    of_products = mock.patch.multiple(overlapped, _LEAST_NBYTES=nbytes, _LEAST_LINES=4)
     with of_products, mock.patch.object(hierarchical, "_LEAST_NBYTES", nbytes):
         yield
 
