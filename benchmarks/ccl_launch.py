@@ -83,7 +83,7 @@ def without_launch(ctx: Iris, launches: Any, call: Callable[[], object]) -> Call
         bound = launches[new]
         bound._run = functools.partial(order.run, bound._launch, bound.plan)
     for kernel in kernels:
-        kernel._run = lambda stream, *tensors: None
+        kernel.again = lambda stream, *tensors: None
     return call
 
 

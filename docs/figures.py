@@ -151,7 +151,8 @@ def kernels() -> str:
 # -- beside peers -----------------------------------------------------------------------------------------------------
 _LEFT_OUT: dict[str, set[Any]] = {
     "fused": {2048, "11008x4096", "28672x8192"}, "norm": {16, 128}, "models": {"heap", "dispatch", 8, 8192},
-    "torch_backend": {"FSDP2, 2048/2048", "FSDP2, 4096/512"},
+    "torch_backend": {"FSDP2, 2048/2048", "FSDP2, 4096/512", "DDP, 4096/512"},
+    "ccl": {"all_gather", "reduce_scatter"},  # between kernels
 }  # fmt: skip
 """Values of parameters by kind of results: points with them are in the file alone."""
 
@@ -240,7 +241,8 @@ def collectives() -> str:
     columns: dict[tuple[int, int], str] = {}
     for each in points("ccl"):
         nbytes, is_eager = each.params["nbytes"], each.launched == "eager"
-        if nbytes.bit_length() % 8 == 3 and not (is_eager and each.params["place"] == "heap"):
+        is_left_out = (is_eager and each.params["place"] == "heap") or not is_on_page("ccl", each.params)
+        if nbytes.bit_length() % 8 == 3 and not is_left_out:
             column = columns.setdefault((each.num_ranks, nbytes), f"{each.num_ranks} GPUs, {size(nbytes)}")
             cell = f"{each.times['iris']:.1f} ({each.ratio:.2f})"
             rows.setdefault(f"{each.name}, eager" if is_eager else each.name, {})[column] = cell

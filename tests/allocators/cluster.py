@@ -13,7 +13,7 @@ from iris_core.testing.conformance import oracle
 from iris_core.testing.conformance.plugin_jobs import received
 from iris_core.types import CreateRequest, DeviceTarget, DeviceType
 
-from .fake_driver import GRANULE, Expandable, FakeIpc, FakeVmm, as_bytes
+from .fake_driver import GRANULE, Expandable, FakeIpc, FakeVmm
 
 CPU = DeviceTarget(DeviceType.CPU)
 
@@ -25,12 +25,12 @@ def nothing():
 def make(nbytes=8 * GRANULE, rank=0, world_size=1, driver=None, **settings):
     """An allocator "vmem" with granules of `GRANULE` unless `settings` say otherwise."""
     request = CreateRequest(CPU, rank, world_size, nbytes, VmemSettings(**{"granule": GRANULE, **settings}))
-    return VmemAllocator(request, driver=driver or FakeVmm(), as_bytes=as_bytes)
+    return VmemAllocator(request, driver=driver or FakeVmm())
 
 
 def make_torch(nbytes, rank=0, world_size=1, driver=None):
     request = CreateRequest(CPU, rank, world_size, nbytes, TorchSettings())
-    return TorchAllocator(request, driver or FakeIpc(), as_bytes)
+    return TorchAllocator(request, driver or FakeIpc())
 
 
 class ThreadWorld(fakes.ThreadWorld):

@@ -12,11 +12,13 @@ import os
 import struct
 import threading
 import time
+import types
 from collections import Counter
 from dataclasses import dataclass
 
 import torch
 
+from iris_allocators import ranges
 from iris_core.errors import DriverError, UnsupportedError
 
 GRANULE = 64 << 10
@@ -306,11 +308,16 @@ class FakeVmm(Faulty):
             del self._memory[handle]
 
 
-def as_bytes(part):
-    """A tensor on host memory that keeps its range alive, as torch does with GPU memory."""
+def as_tensor(part, device):
+    """A tensor that keeps its range alive, which is memory of the host where the device is the CPU."""
+    if device != "cpu":
+        return torch.as_tensor(part, device=device)
     buffer = (ctypes.c_uint8 * part.nbytes).from_address(part.ptr)
     buffer.part = part
     return torch.frombuffer(buffer, dtype=torch.uint8)
+
+
+ranges.torch = types.SimpleNamespace(as_tensor=as_tensor)
 
 
 class _Mark:

@@ -23,7 +23,7 @@ from iris_core.types import CreateRequest, DeviceTarget, DeviceType
 
 from .cluster import CPU, nothing
 from .fake_bindings import DEVICE, cuda_driver, hip_module
-from .fake_driver import GRANULE, Expandable, FakeIpc, FakeVmm, as_bytes
+from .fake_driver import GRANULE, Expandable, FakeIpc, FakeVmm
 
 CUDA, HIP = DeviceType.CUDA, DeviceType.HIP
 each_kind = pytest.mark.parametrize("kind", [CUDA, HIP])
@@ -44,8 +44,8 @@ def load(monkeypatch):
         monkeypatch.delitem(sys.modules, f"iris_allocators.driver.{kind.value}", raising=False)
         loaded.append(f"iris_allocators.driver.{kind.value}")
         if ipc is not None:
-            return drivers.ipc_driver(kind), ipc
-        return drivers.vmm_driver(DeviceTarget(kind, DEVICE)), vmm
+            return drivers.vendor(kind).Ipc(), ipc
+        return drivers.vendor(kind).Vmm(DEVICE), vmm
 
     loaded = []
     yield load
@@ -58,7 +58,7 @@ def test_an_allocator_lives_on_it(load, kind):
     driver, behind = load(kind)
     assert member_problems(driver, drivers.VmmDriver) == member_problems(behind, drivers.VmmDriver) == []
     one, two = (
-        VmemAllocator(CreateRequest(CPU, rank, 2, 8 * GRANULE, VmemSettings(granule=GRANULE)), driver, as_bytes)
+        VmemAllocator(CreateRequest(CPU, rank, 2, 8 * GRANULE, VmemSettings(granule=GRANULE)), driver)
         for rank in range(2)
     )
     one.commit(0, 2 * GRANULE)
@@ -97,7 +97,7 @@ def test_multicast_lives_on_it_and_nothing_of_it_is_looked_up_unless_it_is_asked
 
     def open_both(**settings):
         settings = VmemSettings(granule=GRANULE, **settings)
-        both = [VmemAllocator(CreateRequest(CPU, rank, 2, 4 * GRANULE, settings), driver, as_bytes) for rank in (0, 1)]
+        both = [VmemAllocator(CreateRequest(CPU, rank, 2, 4 * GRANULE, settings), driver) for rank in (0, 1)]
         for each in both:
             each.commit(0, 2 * GRANULE)
         return both
@@ -170,9 +170,7 @@ def test_access_on_rocm_is_set_cumulatively_where_the_range_alone_is_refused(loa
 def test_a_pool_is_shared_by_ipc(load, kind):
     driver, behind = load(kind, FakeIpc())
     assert member_problems(driver, drivers.IpcDriver) == member_problems(behind, drivers.IpcDriver) == []
-    one, two = (
-        TorchAllocator(CreateRequest(CPU, rank, 2, 1 << 16, TorchSettings()), driver, as_bytes) for rank in range(2)
-    )
+    one, two = (TorchAllocator(CreateRequest(CPU, rank, 2, 1 << 16, TorchSettings()), driver) for rank in range(2))
     one.tensor(100, 8, nothing).fill_(7)
     (segment,) = one.export()
     assert len(segment.payload) == 8 + 64
@@ -226,9 +224,7 @@ def test_devices_without_it_are_refused(load, kind, attribute):
 
 def test_the_cpu_has_no_driver():
     with pytest.raises(UnsupportedError, match="'cpu'"):
-        drivers.vmm_driver(CPU)
-    with pytest.raises(UnsupportedError, match="'cpu'"):
-        drivers.ipc_driver(DeviceType.CPU)
+        drivers.vendor(DeviceType.CPU)
     assert drivers.topology_command(CUDA).startswith("nvidia-smi")
     assert drivers.topology_command(HIP).startswith("rocm-smi")
 

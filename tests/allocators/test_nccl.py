@@ -23,8 +23,8 @@ from iris_core.errors import HeapClosedError, HeapError, PeerAccessError, Unsupp
 from iris_core.testing import AllocatorConformance
 from iris_core.types import CreateRequest, DeviceTarget, DeviceType, Segment
 
+from . import fake_driver as fake_driver
 from .cluster import CPU, nothing
-from .fake_driver import as_bytes
 
 ONE_NODE, TWO_NODES = ((0, 1),), ((0,), (1,))
 
@@ -104,7 +104,7 @@ def request(nbytes=1 << 20, rank=0, device=DeviceType.CPU, **settings):
 
 
 def make(nccl, rank=0, nbytes=1 << 20):
-    return contextlib.closing(NcclAllocator(request(nbytes, rank), nccl, as_bytes))
+    return contextlib.closing(NcclAllocator(request(nbytes, rank), nccl))
 
 
 class TestOnPretendedNccl(AllocatorConformance):
@@ -117,7 +117,7 @@ class TestOnPretendedNccl(AllocatorConformance):
 
     @pytest.fixture
     def make_allocator(self):
-        return lambda nbytes, rank=0, _=1: NcclAllocator(request(nbytes, rank), FakeNccl(), as_bytes)
+        return lambda nbytes, rank=0, _=1: NcclAllocator(request(nbytes, rank), FakeNccl())
 
 
 def connect(allocator, nodes):
@@ -214,15 +214,12 @@ def test_an_nccl_that_is_old_or_not_there_is_named(monkeypatch, library, says):
 
 
 def test_the_probe_says_what_is_lacking(monkeypatch):
-    def version(name):
-        raise importlib.metadata.PackageNotFoundError(name)
-
     probe = plugin.iris_plugin_probe
     assert probe(CPU).ok
     assert "NVIDIA" in probe(DeviceTarget(DeviceType.HIP)).reason
-    monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda name: iter(()))
     assert "nccl4py and nvidia-nccl-cu13" in probe(DeviceTarget(DeviceType.CUDA)).reason
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "1")
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda name: iter([name]))
     assert probe(DeviceTarget(DeviceType.CUDA)).ok
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from tables import table
 
+from iris_allocators import ranges
 from iris_allocators._plugin import torch_pool
 from iris_allocators.ranges import Range
 from iris_allocators.torch_ipc import ALIGNMENT
@@ -16,7 +17,7 @@ from iris_core.errors import DriverError, HeapClosedError, HeapError, PeerAccess
 from iris_core.testing import AllocatorConformance
 
 from .cluster import CPU, make_torch, nothing
-from .fake_driver import NO_PEER_ACCESS, FakeIpc, as_bytes
+from .fake_driver import NO_PEER_ACCESS, FakeIpc, as_tensor
 
 
 class TestTorchOnPretendedDriver(AllocatorConformance):
@@ -29,19 +30,20 @@ class TestTorchOnPretendedDriver(AllocatorConformance):
 
 
 @table("kept", [0, 1, 3])
-def test_tensors_leave_nothing_that_torch_keeps(kept):
+def test_tensors_leave_nothing_that_torch_keeps(monkeypatch, kept):
     """torch takes references to the tuples of `__cuda_array_interface__` and drops none: pytorch/pytorch#194877."""
     memory = torch.empty(64, dtype=torch.uint8)
     part, released = Range(memory.data_ptr(), 64, memory), []
     tuples = [part.__cuda_array_interface__[name] for name in ("shape", "data")]
 
-    def keeping(part):
+    def keeping(part, device):
         for each in tuples * kept:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
-        return as_bytes(part)
+        return as_tensor(part, device)
 
     before = [sys.getrefcount(each) for each in tuples]
-    tensor = part.tensor(keeping, lambda: released.append(True))
+    monkeypatch.setattr(ranges.torch, "as_tensor", keeping)
+    tensor = part.tensor("cpu", lambda: released.append(True))
     assert [sys.getrefcount(each) for each in tuples] == before
     assert (tensor.data_ptr(), tensor.numel(), released) == (memory.data_ptr(), 64, [])
     del tensor, part

@@ -11,7 +11,7 @@ import torch
 from tables import table
 
 from iris_allocators._plugin import vmem
-from iris_allocators.vmem import lease
+from iris_allocators.vmem import pieces
 from iris_allocators.vmem.allocator import MAX_DEFAULT_GRANULE
 from iris_core.errors import DriverError, HeapClosedError, HeapError, IrisError, SettingsError, UnsupportedError
 from iris_core.testing import AllocatorConformance
@@ -254,10 +254,9 @@ def test_a_device_that_fails_or_is_busy_does_not_keep_the_heap_open(monkeypatch,
     allocator = make(driver=driver)
     allocator.commit(0, GRANULE)
     driver.busy = how == "busy"
-    monkeypatch.setattr(lease, "IDLE_TIMEOUT_S", 0.05 if driver.busy else 60.0)
+    monkeypatch.setattr(pieces, "IDLE_TIMEOUT_S", 0.05 if driver.busy else 60.0)
     if how == "end of the process":
         monkeypatch.setattr(threading.Thread, "start", refuse)
-        monkeypatch.setattr(lease._waiter, "_thread", None)
     driver.fail_next[how] = 1
     caplog.clear()
     with caplog.at_level("WARNING", logger="iris"):

@@ -29,7 +29,7 @@ from iris_core.device.context_words import Status
 from iris_core.device.status import StatusPage
 from iris_core.errors import DeviceError, UnsupportedError
 from iris_core.types import DeviceTarget, DeviceType
-from iris_core.world import SingleWorld
+from iris_core.world import World
 
 PACKETS = [
     *(("all_reduce", name) for name in ("ll128_two_shot", "sentinel_two_shot", "sentinel_split")),
@@ -382,7 +382,7 @@ def test_registered_pages(driver):
     """Kernels of a context that was dropped may still write there: else the next context could not register its own."""
     gpu, pages = DeviceTarget(DeviceType.CUDA), []
     for _ in range(4):
-        pages.append(StatusPage(SingleWorld()))
+        pages.append(StatusPage(World()))
         assert pages[-1].register(gpu) == pages[-1].address
     last = pages.pop()
     del pages
@@ -392,7 +392,7 @@ def test_registered_pages(driver):
     assert len(driver) == len(status._registered) == 3
     driver.code = 801
     with pytest.raises(DeviceError, match="register failed with code 801"):
-        StatusPage(SingleWorld()).register(gpu)
+        StatusPage(World()).register(gpu)
 
 
 def test_a_report_that_is_being_written_is_not_read():

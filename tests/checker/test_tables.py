@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from iris_core.errors import IrisError
-from iris_core.world import SingleWorld
+from iris_core.world import World
 from iris_triton.checker import shared
 from iris_triton.checker.histories import ALL, ATOMIC_WRITE, READ, UNWRITTEN, WRITE, Histories, different, replaced
 from iris_triton.checker.places import Heaps, place_of, range_of
@@ -62,8 +62,8 @@ def test_numbers_in_cells_are_found_and_replaced(high):
 @pytest.fixture
 def two():
     """Tables, and two programs of one launch, which nothing orders."""
-    tables = Tables(SingleWorld(), 1 << 16)
-    launch = LaunchStrands(tables, 0, Host(tables, SingleWorld()), (2, 1, 1))
+    tables = Tables(World(), 1 << 16)
+    launch = LaunchStrands(tables, 0, Host(tables, World()), (2, 1, 1))
     launch.begin((0, 0, 0))
     launch.begin((1, 0, 0))
     yield tables, launch.strands[0, 0, 0], launch.strands[1, 0, 0]

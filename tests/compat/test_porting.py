@@ -9,6 +9,7 @@ from jobs_common import environment
 from tables import table
 
 import iris_triton as iris
+from iris_core.dispatch.bind import Launches
 from iris_core.dispatch.config import Config as CoreConfig
 from iris_core.errors import ArgumentError, UnsupportedError
 from iris_core.types import DeviceTarget, DeviceType
@@ -25,7 +26,7 @@ class Binder:
     rank = 0
 
     def __init__(self, members=(0, 1)):
-        self.members, self.log, self.bound = members, [], {}
+        self.members, self.log, self.bound = members, [], Launches()
 
     def members_of(self, group):
         return self.members

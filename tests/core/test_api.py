@@ -103,9 +103,10 @@ def test_what_is_no_tensor_is_refused(ctx):
 def test_a_forgotten_context_gives_everything_back():
     before = descriptors()
     ctx = opened()
-    ctx.zeros(4)
+    x = ctx.zeros(4)
+    ctx.ccl.all_reduce(x, x, async_op=True).wait()
     alive = weakref.ref(ctx)
-    del ctx
+    del ctx, x
     gc.collect()
     assert alive() is None
     assert descriptors() == before

@@ -42,24 +42,24 @@ BUDGETS = {
     "iris_core/bench": 1258,
     "iris_core/ccl": 374,
     "iris_core/cli": 1662,
-    "iris_core/device": 1436,
+    "iris_core/device": 1370,
     "iris_core/dispatch": 3355,
-    "iris_core/heap": 2725,
-    "iris_core/nn": 870,
+    "iris_core/heap": 2704,
+    "iris_core/nn": 867,
     "iris_core/ops": 1198,
-    "iris_core/providers": 2032,
-    "iris_core/registry": 937,
+    "iris_core/providers": 2046,
+    "iris_core/registry": 934,
     "iris_core/testing": 2000,
-    "iris_core/torch_backend": 2443,
+    "iris_core/torch_backend": 2440,
     "iris_core/tracing": 509,
     "iris_core/tuning": 427,
-    "iris_core/world": 2262,
-    "iris_allocators/*.py": 553,
-    "iris_allocators/driver": 498,
-    "iris_allocators/nccl": 242,
-    "iris_allocators/vmem": 745,
-    "iris_triton/*.py": 1516,
-    "iris_triton/collectives": 4311,
+    "iris_core/world": 2217,
+    "iris_allocators/*.py": 517,
+    "iris_allocators/driver": 425,
+    "iris_allocators/nccl": 234,
+    "iris_allocators/vmem": 667,
+    "iris_triton/*.py": 1511,
+    "iris_triton/collectives": 4314,
     "iris_triton/checker": 4116,
     "iris_triton/demos": 151,
     "iris_triton/gemm": 2289,
@@ -76,11 +76,12 @@ BUDGETS = {
 
 # What came after the rooms were built, in whose budgets it is: lines at most of each, and the modules and packages.
 FEATURES = {
-    "PyTorch": (2537, ("iris_core.torch_backend", "iris_core.dispatch.traced")),
+    "PyTorch": (2534, ("iris_core.torch_backend", "iris_core.dispatch.traced")),
     "several nodes": (
-        2500,
+        2540,
         (
             "iris_core.providers.hierarchical", "iris_core.providers.exchanged", "iris_core.providers.straight",
+            "iris_core.providers.overlapped",
             "iris_core.providers.torch_distributed", "iris_core.world.scaling", "iris_core.world.store_exchange",
             "iris_core.device.one_sided", "iris_allocators.nccl", "iris_triton.language.gin",
             "iris_triton.interpreter.memory.network",
@@ -98,7 +99,7 @@ FEATURES = {
     ),
     "checker": (4500, ("iris_triton.checker", "iris_core.cli.check", "iris_core.cli.all_orders")),
 }  # fmt: skip
-REST = 41_290
+REST = 39_928
 """Lines of all else, at most; 38,000 were planned."""
 
 # What does not keep to the rules yet: only ever shorter.

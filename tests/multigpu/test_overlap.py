@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 from jobs_common import environment
-from test_device_barrier import sum_box, tell_all
+from test_device_barrier import tell
 from triton.language.extra.cuda import gdc_wait
 
 from iris_core import Iris
@@ -51,9 +51,10 @@ class Exchange:
     def step(self, value):
         """A round; `total` grows by the numbers of all."""
         ctx = self._ctx
-        tell_all(ctx, self._box, value * (ctx.cur_rank + 1), range(ctx.num_ranks))
+        for peer in range(ctx.num_ranks):
+            tell[(1,)](self._box, value * (ctx.cur_rank + 1), ctx.get_device_context(), peer, ctx.num_ranks)
         self._barrier()
-        sum_box(ctx, self._box, self.total)
+        self.total += self._box.sum()
         self._barrier()
 
     def check(self, values, times=1):

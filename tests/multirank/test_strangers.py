@@ -138,7 +138,7 @@ def test_strangers_get_nothing_and_disturb_nothing(server, uid, let_in):
 def opening(tmp_path):
     """Rank 0 of 2, which listens."""
     tmp_path.chmod(0o700)
-    opening = rendezvous.Opening(rendezvous.Rendezvous(str(tmp_path), 0, 2, "1"))
+    opening = rendezvous.Opening(str(tmp_path), 0, 2, "1")
     opening._listen()
     yield opening
     opening._listener.close()

@@ -22,7 +22,7 @@ from iris_core import Iris
 from iris_core.ccl import Config
 from iris_core.dispatch.bind import Bound
 from iris_core.errors import UnsupportedError
-from iris_core.providers import baseline, hierarchical, torch_distributed
+from iris_core.providers import baseline, hierarchical, overlapped, torch_distributed
 from iris_core.providers.hierarchical import Hierarchical
 from iris_core.providers.straight import StraightAllToAll
 from iris_core.providers.torch_distributed import TorchCollective
@@ -81,7 +81,7 @@ def parts_as_lists():
 @contextlib.contextmanager
 def small_chunks(nbytes=1024):
     """Let calls of some KiB go in several chunks."""
-    of_products = mock.patch.multiple(baseline, _LEAST_NBYTES=nbytes, _LEAST_LINES=4)
+    of_products = mock.patch.multiple(overlapped, _LEAST_NBYTES=nbytes, _LEAST_LINES=4)
     with of_products, mock.patch.object(hierarchical, "_LEAST_NBYTES", nbytes):
         yield
 
@@ -209,7 +209,8 @@ def measured_chunks():
 def messages():
     """Messages to all ranks and from all, of every kind of tensor, in order.
 
-    Then rank 0 sends rank 3, on another node, what that does not expect: rank 3 is told, and gets nothing of it.
+    The first ones of rank 0 are late.  Then it sends rank 3, on another node, what that does not expect: rank 3 is
+    told, and gets nothing of it.
     """
     with Iris("4MiB", device="cpu") as ctx:
         me, size = ctx.cur_rank, ctx.num_ranks
@@ -219,6 +220,7 @@ def messages():
             dtype = [torch.float32, torch.bool, torch.int16, torch.complex64][number // 4]
             return torch.full(shape, 100 * sender + 10 * receiver + number).to(dtype)
 
+        time.sleep(1.2 * (me == 0))
         for shift in range(1, size):  # all send before any receives
             after, before = (me + shift) % size, (me - shift) % size
             works, received = [], []

@@ -60,7 +60,8 @@ class NcclPlugin(HostPlugin):
             return super().iris_plugin_probe(target)
         if target.type is not DeviceType.CUDA:
             return Availability.no(f"NCCL is for NVIDIA's GPUs, not for {target.type}")
-        lacking = [name for name in ("nccl4py", "nvidia-nccl-cu13") if not _is_installed(name)]
+        needed = "nccl4py", "nvidia-nccl-cu13"
+        lacking = [name for name in needed if not any(importlib.metadata.distributions(name=name))]
         if lacking:
             return Availability.no(f"{' and '.join(lacking)} not installed: pip install 'iris-allocators[nccl]'")
         return Availability.yes()
@@ -73,14 +74,6 @@ class NcclPlugin(HostPlugin):
 
             return EmulatedAllocator(request)
         return super().iris_plugin_create(request)
-
-
-def _is_installed(distribution: str) -> bool:
-    try:
-        importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
 
 
 host = HostPlugin(HOST_INFO, "iris_allocators.host:HostAllocator", "iris_allocators.settings:HostSettings")

@@ -74,7 +74,6 @@ class MemoryFile:
         """Do nothing: pages are allocated on first access."""
 
     def tensor(self, offset_bytes: int, nbytes: int, on_release: Callable[[], None]) -> torch.Tensor:
-        """Return a 1-D uint8 tensor over a range; its storage keeps the mapping alive."""
         _, _, view = self._opened()
         part = view[offset_bytes : offset_bytes + nbytes]  # torch holds it until the storage dies, and it holds the map
         weakref.finalize(part, on_release).atexit = False
@@ -82,7 +81,6 @@ class MemoryFile:
 
     # -- peers --------------------------------------------------------------------------------------------------------
     def export(self) -> Sequence[Segment]:
-        """Return the whole heap as one descriptor."""
         return (Segment(offset_bytes=0, nbytes=self.nbytes, fd=self._opened()[0]),)
 
     def import_peer(self, rank: int, segments: Sequence[Segment]) -> PeerMapping:
@@ -138,7 +136,6 @@ class HostAllocator(MemoryFile):
 
     @property
     def committed_bytes(self) -> int:
-        """Bytes of the heap that are backed by pages now."""
         return os.fstat(self._opened()[0]).st_blocks * 512
 
     def decommit(self, offset_bytes: int, nbytes: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import sys
 import weakref
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,8 +32,8 @@ class Range:
             "version": 3,
         }
 
-    def tensor(self, as_bytes: Callable[[Range], torch.Tensor], on_release: Callable[[], None]) -> torch.Tensor:
-        """Return a 1-D uint8 tensor, which `as_bytes` makes; `on_release` is called when its storage is gone.
+    def tensor(self, device: str, on_release: Callable[[], None]) -> torch.Tensor:
+        """Return a 1-D uint8 tensor; `on_release` is called when its storage is gone.
 
         References that torch leaks are released: from 2.11 on it takes some to the tuples of the interface and drops
         none (pytorch/pytorch#194877), 140 bytes for each tensor.
@@ -42,7 +41,7 @@ class Range:
         shape, data = (self.__cuda_array_interface__[name] for name in ("shape", "data"))
         before = sys.getrefcount(shape), sys.getrefcount(data)
         try:
-            out = as_bytes(self)
+            out = torch.as_tensor(self, device=device)
         finally:
             kept = sys.getrefcount(shape) - before[0], sys.getrefcount(data) - before[1]
             for each, count in (shape, kept[0]), (data, kept[1]):
@@ -56,18 +55,14 @@ class GpuHeap:
     """What allocators of GPU memory share: size, tensors, and that all memory is there from the beginning.
 
     `_memory` keeps the memory, and every tensor's storage holds it, too; it is None once the heap is closed.
-    `as_bytes` makes a 1-D uint8 tensor of a `Range`, which its storage keeps; torch.as_tensor by default.
     """
 
     base_ptr: int
     generation = 1
     _memory: Any
 
-    def __init__(
-        self, request: CreateRequest, granularity: int, as_bytes: Callable[[Range], torch.Tensor] | None
-    ) -> None:
+    def __init__(self, request: CreateRequest, granularity: int) -> None:
         self._rank, self._device = request.rank, request.target.torch_device
-        self._as_bytes = as_bytes or partial(torch.as_tensor, device=self._device)
         self.granularity = granularity
         self.nbytes = max(1, -(-request.heap_nbytes // granularity)) * granularity
 
@@ -75,9 +70,8 @@ class GpuHeap:
         """Do nothing: all memory is allocated at opening."""
 
     def tensor(self, offset_bytes: int, nbytes: int, on_release: Callable[[], None]) -> torch.Tensor:
-        """Return a 1-D uint8 tensor over a range; its storage keeps the memory."""
         self._check_open()
-        return Range(self.base_ptr + offset_bytes, nbytes, self._memory).tensor(self._as_bytes, on_release)
+        return Range(self.base_ptr + offset_bytes, nbytes, self._memory).tensor(self._device, on_release)
 
     def _check_open(self) -> None:
         if self._memory is None:

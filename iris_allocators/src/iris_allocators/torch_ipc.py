@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from iris_allocators.driver import IpcDriver, ipc_driver, topology_command
-from iris_allocators.driver.transaction import Transaction
+from iris_allocators.driver import IpcDriver, Transaction, topology_command, vendor
 from iris_allocators.info import TORCH_INFO
 from iris_allocators.ranges import GpuHeap
 from iris_core.errors import DriverError, HeapError, PeerAccessError, UnsupportedError
@@ -21,9 +20,8 @@ from iris_core.types import PeerMapping, Segment
 from iris_core.world.exchange import close_all
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
-    from iris_allocators.ranges import Range
     from iris_core.types import CreateRequest
 
 ALIGNMENT = 4096
@@ -35,8 +33,6 @@ _OFFSET_NBYTES = 8  # of a segment's payload, before the handle: where the heap 
 class TorchAllocator(GpuHeap):
     """One rank's heap in torch's caching allocator; satisfies `iris_core.protocols.Allocator`.
 
-    `driver` calls into the GPU's driver; that of the device by default.
-
     Raises:
         HeapError: the device is out of memory.
         UnsupportedError: this system cannot share GPU memory by IPC handle.
@@ -44,14 +40,9 @@ class TorchAllocator(GpuHeap):
 
     info = TORCH_INFO
 
-    def __init__(
-        self,
-        request: CreateRequest,
-        driver: IpcDriver | None = None,
-        as_bytes: Callable[[Range], torch.Tensor] | None = None,
-    ) -> None:
-        super().__init__(request, ALIGNMENT, as_bytes)
-        self._driver = driver or ipc_driver(request.target.type)
+    def __init__(self, request: CreateRequest, driver: IpcDriver | None = None) -> None:
+        super().__init__(request, ALIGNMENT)
+        self._driver: IpcDriver = driver or vendor(request.target.type).Ipc()
         self._topology = topology_command(request.target.type)
         self._peers: dict[int, tuple[int, PeerMapping]] = {}  # rank -> (what the driver opened, mapping)
         try:
@@ -78,12 +69,6 @@ class TorchAllocator(GpuHeap):
         return (Segment(offset_bytes=0, nbytes=self.nbytes, payload=self._payload),)
 
     def import_peer(self, rank: int, segments: Sequence[Segment]) -> PeerMapping:
-        """Map a peer's heap.
-
-        Raises:
-            HeapError: the segments do not describe one heap of this kind.
-            PeerAccessError: this device cannot map that memory.
-        """
         try:
             self._check_open()
             if rank in self._peers:
@@ -110,13 +95,16 @@ class TorchAllocator(GpuHeap):
         self._memory = None
         with Transaction() as each:
             for opened, _ in peers.values():
-                each.add(self._driver.ipc_close, opened)
+                each.callback(self._driver.ipc_close, opened)
 
 
 @contextlib.contextmanager
 def _without_expandable_segments() -> Iterator[None]:
     """Disable torch's expandable segments within the block, then restore all settings."""
-    before = _allocator_settings()
+    get: Any = getattr(torch._C, "_accelerator_getAllocatorSettings", None)
+    if get is None:  # before torch 2.12
+        get = lambda: torch.cuda.memory._snapshot()["allocator_settings"]["PYTORCH_CUDA_ALLOC_CONF"]
+    before = str(get())
     if "expandable_segments" not in before:
         yield
         return
@@ -126,11 +114,3 @@ def _without_expandable_segments() -> Iterator[None]:
         yield
     finally:
         torch._C._accelerator_setAllocatorSettings(before)
-
-
-def _allocator_settings() -> str:
-    """Return the current settings of torch's allocator."""
-    get: Any = getattr(torch._C, "_accelerator_getAllocatorSettings", None)
-    if get is None:  # before torch 2.12
-        return str(torch.cuda.memory._snapshot()["allocator_settings"]["PYTORCH_CUDA_ALLOC_CONF"])
-    return str(get())

@@ -13,7 +13,7 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { SLOTS = 256, MOST_TENSORS = 8, MOST_DIMS = 8, MOST_HOW = 12 };
+enum { SLOTS = 256, WAYS = 4, MOST_TENSORS = 8, MOST_DIMS = 8, MOST_HOW = 12 };
 enum { MOST_WORDS = MOST_TENSORS * (1 + 2 * MOST_DIMS + MOST_TENSORS) };
 enum { DL_FLOAT = 2, DL_COMPLEX = 5 };
 
@@ -47,7 +47,8 @@ typedef struct {
   PyObject *capsule, *is_grad_enabled;
   unsigned long long low, high, alignment;
   int skips_float32;
-  Slot *slots[SLOTS];
+  unsigned oldest;     /* of the ways, whose slot goes next */
+  Slot *slots[SLOTS]; /* in sets of WAYS */
 } Cache;
 
 static PyObject *str_requires_grad, *str_is_neg, *str_is_conj;
@@ -120,17 +121,28 @@ static Py_ssize_t describe(Cache *self, PyObject *tensors, uint64_t *words) {
   return word - words;
 }
 
+/* Return the place of a call, or where it may be kept; `is_it` tells whether it is there. */
 static Slot **find(Cache *self, PyObject *how, const uint64_t *words, Py_ssize_t num_words, int *is_it) {
   uint64_t hash = 0;
   for (Py_ssize_t i = 0; i < num_words; i++)
     hash = (hash ^ words[i]) * 0x9E3779B97F4A7C15u, hash ^= hash >> 29;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(how); i++)
     hash = (hash ^ (uint64_t)(uintptr_t)PyTuple_GET_ITEM(how, i)) * 0x9E3779B97F4A7C15u, hash ^= hash >> 29;
-  Slot **place = &self->slots[hash % SLOTS], *slot = *place;
-  *is_it = slot && slot->num_words == (size_t)num_words && slot->num_how == (size_t)PyTuple_GET_SIZE(how) &&
-           !memcmp(slot->words, words, num_words * sizeof *words);
-  for (Py_ssize_t i = 0; *is_it && i < PyTuple_GET_SIZE(how); i++)
-    *is_it = slot->how[i] == PyTuple_GET_ITEM(how, i);
+  Slot **set = &self->slots[hash % (SLOTS / WAYS) * WAYS], **place = &set[self->oldest % WAYS];
+  for (int way = 0; way < WAYS; way++) {
+    Slot *slot = set[way];
+    if (!slot) {
+      place = &set[way];
+      continue;
+    }
+    *is_it = slot->num_words == (size_t)num_words && slot->num_how == (size_t)PyTuple_GET_SIZE(how) &&
+             !memcmp(slot->words, words, num_words * sizeof *words);
+    for (Py_ssize_t i = 0; *is_it && i < PyTuple_GET_SIZE(how); i++)
+      *is_it = slot->how[i] == PyTuple_GET_ITEM(how, i);
+    if (*is_it)
+      return &set[way];
+  }
+  *is_it = 0;
   return place;
 }
 
@@ -181,6 +193,7 @@ static PyObject *keep(Cache *self, PyObject *args) {
     slot->how[i] = Py_NewRef(PyTuple_GET_ITEM(how, i));
   memcpy(slot->words, words, num_words * sizeof *words);
   *place = slot;
+  self->oldest += old && !is_it;
   drop(old); /* last: it may run code that calls the cache */
   Py_RETURN_NONE;
 }

@@ -66,7 +66,7 @@ class BoundKernel:
         self._arguments, self._options = dict(arguments), dict(options or {})
         self._on_cpu = device == "cpu"
         self._index = 0 if self._on_cpu else torch.device(device).index
-        self._run: Any = None
+        self.again: Any = None  # launches once more: it looks at addresses only; never on the CPU
         self._scratch: torch.Tensor | None = None
         self._compiling: Future[None] | None = None
 
@@ -84,17 +84,12 @@ class BoundKernel:
         with torch.cuda.device(self._index):  # of this thread
             self._kernel.warmup(grid=(self._grid,), **self._arguments, **named, **self._options)
 
-    @property
-    def is_ready(self) -> bool:
-        """Return whether a call needs addresses only; never on the CPU."""
-        return self._run is not None
-
     def __call__(self, stream: Any, *tensors: torch.Tensor) -> None:
         """Launch on a torch stream, None for the current one, with one tensor for each name."""
-        if self._run is None:
+        if self.again is None:
             self._first(stream, tensors)
         else:
-            self._run(stream, *tensors)
+            self.again(stream, *tensors)
 
     def _first(self, stream: Any, tensors: tuple[torch.Tensor, ...]) -> None:
         """Launch through Triton, and keep the compiled kernel."""
@@ -117,7 +112,7 @@ class BoundKernel:
         through_triton = _through_triton(launch, values, places, self._index)
         scratch = 0 if self._scratch is None else self._scratch.data_ptr()
         how = values, places, self._index, through_triton, scratch
-        self._run = _c_launch(compiled, self._grid, *how) or through_triton
+        self.again = _c_launch(compiled, self._grid, *how) or through_triton
 
     def _allocate(self, nbytes: int, alignment: int, stream: int | None) -> torch.Tensor:
         if self._scratch is None or self._scratch.numel() < nbytes:

@@ -12,7 +12,7 @@ from iris_allocators.vmem.allocator import VmemAllocator
 from kit_mutants import wrong
 
 sys.path.append(str(pathlib.Path(__file__).parents[2]))  # behind everything else: its folders are called as packages
-from allocators.fake_driver import FakeVmm, as_bytes
+from allocators.fake_driver import FakeVmm
 from allocators.fake_driver import make_importable as make_importable
 
 
@@ -20,7 +20,7 @@ class RightGrowing(VmemAllocator):
     """The allocator on a pretended device of its own."""
 
     def __init__(self, request):
-        super().__init__(request, driver=FakeVmm(), as_bytes=as_bytes)
+        super().__init__(request, driver=FakeVmm())
 
 
 # -- growth -----------------------------------------------------------------------------------------------------------

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from typing import TYPE_CHECKING, Any
 
 from cuda.bindings import driver
 
-from iris_allocators.driver.calls import IpcDriver, Library, VmmDriver
+from iris_allocators.driver import IpcDriver, Library, VmmDriver
 from iris_core.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -37,12 +36,6 @@ class Ipc(IpcDriver):
         return int(_library("IpcOpenMemHandle", wrapped, flags))
 
 
-@functools.cache
-def _primary_context(device: int) -> Any:
-    """Return the context that torch uses too; retained once, to the end of the process, as torch does."""
-    return _library("DevicePrimaryCtxRetain", device)
-
-
 class Vmm(VmmDriver):
     """Virtual memory management of a GPU, by its index as torch and CUDA_VISIBLE_DEVICES number it."""
 
@@ -59,7 +52,7 @@ class Vmm(VmmDriver):
             if not _library("DeviceGetAttribute", attribute, device):
                 raise UnsupportedError(f"cuda:{index} or its driver does not support {what}; use allocator='torch'")
         self._index, self._device = index, device
-        self._context = _primary_context(int(device))
+        self._context = _library("DevicePrimaryCtxRetain", device)  # to the end of the process, as torch does
         location = driver.CUmemLocation()
         location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
         location.id = index
@@ -80,9 +73,6 @@ class Vmm(VmmDriver):
         finally:
             _library("CtxPopCurrent")
 
-    def export_fd(self, handle: int) -> int:
-        return int(_library("MemExportToShareableHandle", handle, self._fd, 0))
-
     def _multicast(self, num_devices: int, nbytes: int) -> Any:
         if not _library("DeviceGetAttribute", _ATTRIBUTE.CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED, self._device):
             raise UnsupportedError(
@@ -99,12 +89,3 @@ class Vmm(VmmDriver):
 
     def create_multicast(self, num_devices: int, nbytes: int) -> int:
         return int(_library("MulticastCreate", self._multicast(num_devices, nbytes)))
-
-    def add_device(self, multicast: int) -> None:
-        _library("MulticastAddDevice", multicast, self._device)
-
-    def bind(self, multicast: int, offset: int, nbytes: int, handle: int) -> None:
-        _library("MulticastBindMem", multicast, offset, handle, 0, nbytes, 0)
-
-    def unbind(self, multicast: int, offset: int, nbytes: int) -> None:
-        _library("MulticastUnbind", multicast, self._device, offset, nbytes)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from hip import hip  # type: ignore[import-not-found]
 
-from iris_allocators.driver.calls import IpcDriver, Library, VmmDriver
+from iris_allocators.driver import IpcDriver, Library, VmmDriver
 from iris_core.errors import DriverError, UnsupportedError
 
 if TYPE_CHECKING:

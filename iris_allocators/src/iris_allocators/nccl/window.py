@@ -20,9 +20,8 @@ from iris_core.types import Network, PeerMapping, Segment
 from iris_core.world.exchange import close_all
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from iris_allocators.ranges import Range
     from iris_core.types import CreateRequest
 
 GRANULE = 2 << 20
@@ -47,10 +46,8 @@ class NcclAllocator(GpuHeap):
 
     info = NCCL_INFO
 
-    def __init__(
-        self, request: CreateRequest, nccl: Any = None, as_bytes: Callable[[Range], torch.Tensor] | None = None
-    ) -> None:
-        super().__init__(request, GRANULE, as_bytes)
+    def __init__(self, request: CreateRequest, nccl: Any = None) -> None:
+        super().__init__(request, GRANULE)
         self._nccl = nccl or load_nccl()
         try:
             self._memory = self._nccl.mem_alloc(self.nbytes, request.target.index)  # frees itself
@@ -68,12 +65,7 @@ class NcclAllocator(GpuHeap):
         return _ID.unpack(bytes(self._nccl.get_unique_id())) if self._rank == 0 else (0,) * 16
 
     def connect(self, invitations: Sequence[Sequence[int]], nodes: Sequence[Sequence[int]]) -> Network | None:
-        """Make the communicator, register the heap, and find the peers of the node in it.  Collective, by NCCL.
-
-        Raises:
-            PeerAccessError: NCCL cannot connect the ranks, or map a peer of this node.
-            UnsupportedError: NCCL has no network for kernels, or not the functions for it.
-        """
+        """Make the communicator, register the heap, and find the peers of the node in it.  Collective, by NCCL."""
         nccl = self._nccl
         network_version = None if len(nodes) == 1 else self._network_version()
         try:

@@ -4,17 +4,14 @@ Opening reserves one range of addresses for the heaps of all ranks and nothing e
 device.  `commit` creates physical memory for the granules in use and maps it; peers receive a descriptor per granule,
 once, and map the same memory at the same offset of that rank's part of their range.
 
-Releasing memory needs no exchange.  The heap calls `decommit` on every rank with the same range, after all ranks have
-agreed that it is unused; each rank then unmaps its own memory there and its mappings of the peers'.  The physical
-memory is free when the last rank has done so, and an address is never remapped before that, because a granule that is
-committed again is announced in a later exchange of all ranks.
+Releasing memory needs no exchange: an address is never remapped before all ranks have unmapped it, because a granule
+that is committed again is announced in a later exchange of all ranks.
 
 `as_symmetric` maps the memory of an existing tensor a second time, at an offset of the heap.  What a kernel writes at
 one of the two addresses is seen at the other one from the next kernel on.
 
 Lifetime: a tensor's storage holds a lease; mappings and addresses go when the allocator is closed and the last lease
-is gone.  The device is idle before anything is unmapped then; if it does not become idle (a kernel that waits for
-a dead peer), everything stays as it is until the process ends.
+is gone, if the device becomes idle: else (a kernel waits for a dead peer) all stays until the process ends.
 """
 
 from __future__ import annotations
@@ -23,18 +20,16 @@ import itertools
 import os
 import struct
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 
-from iris_allocators.driver import VmmDriver, topology_command, vmm_driver
-from iris_allocators.driver.transaction import Transaction
+from iris_allocators.driver import Transaction, VmmDriver, topology_command, vendor
 from iris_allocators.info import VMEM_INFO
 from iris_allocators.ranges import GpuHeap, Range
 from iris_allocators.settings import VmemSettings
-from iris_allocators.vmem.lease import Lease, idle
 from iris_allocators.vmem.multicast import Multicast
-from iris_allocators.vmem.pieces import AddressSpace, Piece
+from iris_allocators.vmem.pieces import AddressSpace, Lease, Piece, idle
 from iris_core.errors import (
     DriverError,
     HeapError,
@@ -63,20 +58,9 @@ _TAG = struct.Struct("<8sQQQ")  # magic, serial, size of the heap, granule
 _MAGIC = b"irisvmem"
 
 
-class External(NamedTuple):
-    """The physical memory of a tensor."""
-
-    handles: list[tuple[int, int]]  # the driver's handle of each piece and the piece's size in bytes, by address
-    start_bytes: int  # where the tensor's first element lies in the first piece
-    extent_bytes: int  # from the tensor's first element to the end of its last one
-    nbytes: int  # sum of the pieces
-
-
 class VmemAllocator(GpuHeap):
     """One rank's heap in virtual memory; satisfies `Allocator`, `SupportsGrowth`, `SupportsImportTensor` and
     `SupportsMulticast`.
-
-    `driver` is the device's virtual memory management; found by the device's type by default.
 
     Raises:
         SettingsError: the granule does not fit this device.
@@ -86,20 +70,15 @@ class VmemAllocator(GpuHeap):
 
     info = VMEM_INFO
 
-    def __init__(
-        self,
-        request: CreateRequest,
-        driver: VmmDriver | None = None,
-        as_bytes: Callable[[Range], torch.Tensor] | None = None,
-    ) -> None:
+    def __init__(self, request: CreateRequest, driver: VmmDriver | None = None) -> None:
         self._world_size = request.world_size
         self._topology = topology_command(request.target.type)
-        self._driver = driver or vmm_driver(request.target)
+        self._driver: VmmDriver = driver or vendor(request.target.type).Vmm(request.target.index)
         wants_multicast = getattr(request.settings, "multicast", False) and self._world_size > 1
         smallest = self._driver.granularity()
         if wants_multicast:
             smallest = max(smallest, self._driver.multicast_granularity(self._world_size, request.heap_nbytes))
-        super().__init__(request, _granule(request, smallest), as_bytes)
+        super().__init__(request, _granule(request, smallest))
         self.generation = 0  # counts commits and imports
         self._serials = itertools.count(1)
         self._fresh: dict[int, Piece] = {}  # by serial: what some peer may not have mapped yet
@@ -127,12 +106,7 @@ class VmemAllocator(GpuHeap):
 
     # -- memory -------------------------------------------------------------------------------------------------------
     def commit(self, offset_bytes: int, nbytes: int) -> None:
-        """Back all granules of a range with memory, unless they are backed already; none of them if it raises.
-
-        Raises:
-            HeapExhaustedError: the device is out of memory.
-            DriverError: the driver refuses for another reason.
-        """
+        """Back all granules of a range with memory, unless they are backed already; none of them if it raises."""
         self._check_open()
         granule, own = self.granularity, self._own
         offsets = range(offset_bytes // granule * granule, offset_bytes + nbytes, granule)
@@ -145,7 +119,7 @@ class VmemAllocator(GpuHeap):
             with Transaction() as undo:
                 for offset in missing:
                     handle = self._driver.create(granule)
-                    undo.add(self._driver.release, handle)
+                    undo.callback(self._driver.release, handle)
                     pieces.append(Piece(offset, granule, next(self._serials), handle))
                 own.map([(piece, cast("int", piece.handle)) for piece in pieces], undo)
                 undo.commit()
@@ -164,10 +138,7 @@ class VmemAllocator(GpuHeap):
         self._take_in(pieces)
 
     def decommit(self, offset_bytes: int, nbytes: int) -> None:
-        """Unmap a range of whole granules: this rank's memory and the mappings of the peers' there.
-
-        What the driver refuses to unmap (DriverError) is unmapped when the range is committed again.
-        """
+        """Unmap a range; what the driver refuses to unmap is unmapped when the range is committed again."""
         self._check_open()
         end = offset_bytes + nbytes
         for piece in self._own.within(offset_bytes, end):
@@ -179,45 +150,37 @@ class VmemAllocator(GpuHeap):
                 pieces = table.within(offset_bytes, end)
                 for piece in pieces:
                     piece.doomed = True
-                each.add(table.drop, pieces)
+                each.callback(table.drop, pieces)
 
     # -- existing tensors ---------------------------------------------------------------------------------------------
     def import_extent(self, tensor: torch.Tensor) -> tuple[int, int, int]:
-        """Return a tensor's extent in the heap in bytes, its offset there, and its current heap offset (-1: none)."""
         with Transaction() as references:
-            external = self._find(tensor, references)
-            _, there = self._place(external) or (-1, -1)
-            return -(-external.nbytes // self.granularity) * self.granularity, external.start_bytes, there
+            memory, start = self._find(tensor, references)
+            _, there = self._place(memory, start) or (-1, -1)
+            extent = sum(nbytes for _, nbytes in memory)
+            return -(-extent // self.granularity) * self.granularity, start, there
 
     def import_tensor(self, offset_bytes: int, tensor: torch.Tensor, on_release: Callable[[], None]) -> torch.Tensor:
-        """Map the memory of a tensor at an offset of the heap, unless it is mapped there already.
-
-        The tensor has at least one element.  The result has its shape, strides and dtype; its storage begins with its
-        first element and keeps the storage of `tensor` alive.
-
-        Raises:
-            HeapError: the memory is larger than the rest of the heap.
-            DriverError: the driver refuses.
-        """
+        """Map the memory of a tensor, of at least one element, unless it is mapped there already."""
         self._check_open()
         with Transaction() as undo:
-            external = self._find(tensor, undo)
+            memory, inside = self._find(tensor, undo)
             pieces: list[Piece] = []
-            block, start = self._place(external) or (-1, 0)
+            block, start = self._place(memory, inside) or (-1, 0)
             if block != offset_bytes:
-                end = offset_bytes + external.nbytes
+                start, end = offset_bytes + inside, offset_bytes
+                for handle, nbytes in memory:
+                    pieces.append(Piece(end, nbytes, next(self._serials), handle))
+                    end += nbytes
                 if end > self.nbytes:
                     raise HeapError(
-                        f"{external.nbytes} bytes of memory do not fit at offset {offset_bytes} of the heap"
+                        f"{end - offset_bytes} bytes of memory do not fit at offset {offset_bytes} of the heap"
                     )
                 self._own.clear_doomed(offset_bytes, end)
-                ends = itertools.accumulate((nbytes for _, nbytes in external.handles), initial=offset_bytes)
-                for at, (handle, nbytes) in zip(ends, external.handles, strict=False):
-                    pieces.append(Piece(at, nbytes, next(self._serials), handle))
                 self._own.map([(piece, cast("int", piece.handle)) for piece in pieces], undo)
-                start = offset_bytes + external.start_bytes
-            part = Range(self.base_ptr + start, external.extent_bytes, (self._memory, tensor))
-            raw = part.tensor(self._as_bytes, on_release)
+            extent = span(tensor.shape, tensor.stride()) * tensor.element_size()
+            part = Range(self.base_ptr + start, extent, (self._memory, tensor))
+            raw = part.tensor(self._device, on_release)
             out = torch.empty(0, dtype=tensor.dtype, device=raw.device)
             out.set_(raw.untyped_storage(), 0, tensor.shape, tensor.stride())
             if pieces:
@@ -227,8 +190,11 @@ class VmemAllocator(GpuHeap):
             self._imported.update((cast("int", piece.handle), (offset_bytes, piece)) for piece in pieces)
         return out
 
-    def _find(self, tensor: torch.Tensor, references: Transaction) -> External:
-        """Find a tensor's memory, whose handles `references` releases; UnsupportedError if it cannot be shared."""
+    def _find(self, tensor: torch.Tensor, references: Transaction) -> tuple[list[tuple[int, int]], int]:
+        """Find a tensor's memory: handle and size of each piece, by address, and where the tensor begins in them.
+
+        The handles are released by `references`.  UnsupportedError if the memory cannot be shared.
+        """
         self._check_open()
         begin = tensor.data_ptr()
         extent = span(tensor.shape, tensor.stride()) * tensor.element_size()
@@ -237,7 +203,7 @@ class VmemAllocator(GpuHeap):
         try:
             while ptr < begin + extent:
                 handle = self._driver.retain(ptr)
-                references.add(self._driver.release, handle)
+                references.callback(self._driver.release, handle)
                 if not handles:
                     os.close(self._driver.export_fd(handle))  # refused before anything is mapped
                 base, nbytes = self._driver.address_range(ptr)
@@ -252,16 +218,16 @@ class VmemAllocator(GpuHeap):
                 "instead), and tensors made inside `with ctx.use_mem_pool():` are on the heap from the beginning. To "
                 "get a copy instead: ctx.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)"
             ) from e
-        return External(handles, begin - first, extent, ptr - first)
+        return handles, begin - first
 
-    def _place(self, external: External) -> tuple[int, int] | None:
+    def _place(self, memory: list[tuple[int, int]], inside: int) -> tuple[int, int] | None:
         """Return (block, offset of the tensor) if all pieces are consecutive in one block of the heap, else None."""
-        found = [self._imported.get(handle) for handle, _ in external.handles]
+        found = [self._imported.get(handle) for handle, _ in memory]
         if None in found:
             return None
         blocks, pieces = zip(*cast("list[tuple[int, Piece]]", found), strict=True)
         follow = all(one.end == other.offset_bytes for one, other in itertools.pairwise(pieces))
-        return (blocks[0], pieces[0].offset_bytes + external.start_bytes) if follow and len(set(blocks)) == 1 else None
+        return (blocks[0], pieces[0].offset_bytes + inside) if follow and len(set(blocks)) == 1 else None
 
     # -- peers --------------------------------------------------------------------------------------------------------
     def export(self) -> Sequence[Segment]:
@@ -274,7 +240,7 @@ class VmemAllocator(GpuHeap):
                 for piece in pieces:
                     if piece.fd is None:
                         piece.fd = self._driver.export_fd(cast("int", piece.handle))
-                        undo.add(piece.close_fd)
+                        undo.callback(piece.close_fd)
                 undo.commit()
         self._offered = pieces
         tags = (_TAG.pack(_MAGIC, piece.serial, self.nbytes, self.granularity) for piece in pieces)
@@ -284,23 +250,16 @@ class VmemAllocator(GpuHeap):
 
     @property
     def has_more(self) -> bool:
-        """Whether the last `export` left pieces out, to bound the number of open descriptors."""
         return len(self._fresh) > len(self._offered)
 
     def exchanged(self) -> None:
-        """Every peer has mapped what the last `export` described: it is not described again."""
         for piece in self._offered:
             del self._fresh[piece.serial]
             piece.close_fd()
         self._offered = []
 
     def import_peer(self, rank: int, segments: Sequence[Segment]) -> PeerMapping:
-        """Map new memory of a peer; what is mapped already stays.  All of it, or none if it raises.
-
-        Raises:
-            HeapError: the segments do not describe a heap like this one.
-            PeerAccessError: this device cannot map that memory.
-        """
+        """Map new memory of a peer; what is mapped already stays.  All of it, or none if it raises."""
         try:
             self._check_open()
             if not 0 <= rank < self._world_size:
@@ -331,7 +290,7 @@ class VmemAllocator(GpuHeap):
                 memory = []
                 for piece, segment in new:
                     handle = self._driver.import_fd(cast("int", segment.fd))
-                    handles.add(self._driver.release, handle)
+                    handles.callback(self._driver.release, handle)
                     memory.append((piece, handle))
                 table.map(memory, undo)
             undo.commit()

@@ -13,14 +13,12 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from iris_allocators.driver.transaction import Transaction
+from iris_allocators.driver import Transaction, VmmDriver
 from iris_core.types import Segment
 from iris_core.world.exchange import close_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-
-    from iris_allocators.driver import VmmDriver
 
 
 class Multicast:
@@ -63,7 +61,7 @@ class Multicast:
         """Bind memory of this rank's heap, given by offset, size in bytes and handle; before `map`, note it."""
         for offset, nbytes, handle in memory:
             self.unbind(offset, offset + nbytes)  # left of an undo that failed
-            undo.add(self.unbind, offset, offset + nbytes)
+            undo.callback(self.unbind, offset, offset + nbytes)
             if self._mapped < 0:
                 self._early[offset] = nbytes, handle
                 continue

@@ -7,17 +7,19 @@ A `PieceTable` knows what is mapped in one of them; `AddressSpace` has one table
 from __future__ import annotations
 
 import os
+import threading
+import weakref
 from bisect import bisect_left, insort
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from iris_allocators.driver.transaction import Transaction
+from iris_allocators.driver import Transaction, VmmDriver
 from iris_core.errors import DriverError
+from iris_core.logs import logger
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from iris_allocators.driver import VmmDriver
     from iris_allocators.vmem.multicast import Multicast
 
 
@@ -35,11 +37,9 @@ class Piece:
 
     @property
     def end(self) -> int:
-        """Return the offset of the first byte after it."""
         return self.offset_bytes + self.nbytes
 
     def close_fd(self) -> None:
-        """Close the descriptor, if there is one."""
         if self.fd is not None:
             fd, self.fd = self.fd, None
             os.close(fd)
@@ -60,7 +60,6 @@ class PieceTable:
         return len(self._pieces)
 
     def at(self, offset_bytes: int) -> Piece | None:
-        """Return the piece that begins at an offset."""
         return self._pieces.get(offset_bytes)
 
     def within(self, start: int, end: int) -> list[Piece]:
@@ -86,7 +85,7 @@ class PieceTable:
         ranges: list[tuple[int, int]] = []  # without gaps
         for piece, handle in pieces:
             self._driver.map(self.base_ptr + piece.offset_bytes, piece.nbytes, handle)
-            undo.add(self._undo_map, piece)
+            undo.callback(self._undo_map, piece)
             start = ranges.pop()[0] if ranges and ranges[-1][1] == piece.offset_bytes else piece.offset_bytes
             ranges.append((start, piece.end))
         for start, end in ranges:
@@ -110,10 +109,10 @@ class PieceTable:
             self.nbytes += piece.nbytes
 
     def drop(self, pieces: Sequence[Piece]) -> None:
-        """Unmap pieces and release their memory; on errors continue with the others, then raise the first one."""
+        """Unmap pieces and release their memory; on errors continue with the others, then raise."""
         with Transaction() as each:
             for piece in reversed(pieces):
-                each.add(self._drop, piece)
+                each.callback(self._drop, piece)
 
     def _drop(self, piece: Piece) -> None:
         # Each step is remembered once taken, so that a second attempt continues where the first one failed.
@@ -148,15 +147,67 @@ class AddressSpace:
     def release(self) -> None:
         """Unmap everything and give the addresses back; a second call continues after a DriverError."""
         with Transaction() as each:
-            each.add(self._unreserve)
+            each.callback(self._unreserve)
             for table in reversed(self.tables):
-                each.add(table.drop, table.within(0, self._nbytes))
+                each.callback(table.drop, table.within(0, self._nbytes))
             for table in self.tables:
                 if table.multicast is not None:
-                    each.add(table.multicast.release)
+                    each.callback(table.multicast.release)
 
     def _unreserve(self) -> None:
         mapped = any(piece.mapped for table in self.tables for piece in table.within(0, self._nbytes))
         if self._reserved is not None and not mapped:
             self._driver.unreserve(self._reserved, self._nbytes)
             self._reserved = None
+
+
+# -- their lifetime ---------------------------------------------------------------------------------------------------
+IDLE_TIMEOUT_S = 5.0
+"""How long closing waits for the device; the time after which a kernel is taken for one that never ends."""
+
+
+class Lease:
+    """Held by the allocator and by every storage on the heap; when it is gone, everything is unmapped."""
+
+    def __init__(self, driver: VmmDriver, space: AddressSpace, device: str) -> None:
+        self._pid = os.getpid()
+        weakref.finalize(self, _release, driver, space, device, self._pid).atexit = False
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process created the heap; a forked one has its objects, but not the device."""
+        return os.getpid() == self._pid
+
+
+def idle(driver: VmmDriver, device: str) -> bool:
+    """Wait until the device is idle; return False after IDLE_TIMEOUT_S: then no memory may be unmapped."""
+    done = threading.Event()
+
+    def wait() -> None:
+        try:
+            driver.synchronize()
+        except DriverError as e:  # the device has failed: nothing runs there any more
+            logger.warning("%s: %s", device, e)
+        done.set()
+
+    try:  # in another thread: the driver's own wait is unbounded, and cannot be interrupted
+        threading.Thread(target=wait, name="iris-vmem-idle", daemon=True).start()
+    except RuntimeError as e:  # the process ends, where Python 3.12 starts no thread
+        logger.debug("%s: memory of a heap that was not closed stays: %s", device, e)
+        return False
+    if done.wait(IDLE_TIMEOUT_S):
+        return True
+    logger.warning(
+        "%s is still busy after %g s: memory of a closed heap stays until the process ends", device, IDLE_TIMEOUT_S
+    )
+    return False
+
+
+def _release(driver: VmmDriver, space: AddressSpace, device: str, pid: int) -> None:
+    """Release the address space after the last lease.  Called by a finalizer, whose errors no caller could catch."""
+    if os.getpid() != pid or not idle(driver, device):
+        return
+    try:
+        space.release()
+    except DriverError as e:
+        logger.warning("%s: memory of a closed heap stays until the process ends: %s", device, e)

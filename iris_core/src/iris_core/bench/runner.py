@@ -51,13 +51,13 @@ def run(
         RankError: a rank raised; the others were ended.
         PeerLostError: a rank's process ended, by `options.limit_s` for example.
     """
-    from iris_core.world import SingleWorld
+    from iris_core.world import World
 
     chosen = list(benchmarks)
     check_axes(chosen, options)
     about_machine, begin = describe(), time.perf_counter()
     about_run = {each: getattr(options, each) for each in ("num_ranks", "quick", "rounds", "batch_ms", "warm_ms")}
-    here = Runner(SingleWorld(), None, options)
+    here = Runner(World(), None, options)
     results = [row for each in chosen if not each.ranks for row in here.all_points(each)]
     usual = options.axes.get(RANKS, [options.num_ranks])
     wanted = {each: each.values(options).get(RANKS, usual) for each in chosen if each.ranks}

@@ -44,13 +44,13 @@ def run(args: argparse.Namespace) -> int:
     import iris_core
     from iris_core.open_context import Maker
     from iris_core.settings import sizes_of
-    from iris_core.world import SingleWorld
+    from iris_core.world import World
     from iris_core.world.rendezvous import VARIABLE
 
     sizes = sizes_of(settings.nodes) if settings.nodes else []
     ranks, device, note = choose_ranks(ranks, settings.device)
     plan = choose_plugins(settings, device)
-    backend = Maker(SingleWorld(), plan.target, settings, {}).create(plan.backend)
+    backend = Maker(World(), plan.target, settings, {}).create(plan.backend)
     names = [demo.name for demo in getattr(backend, "demos", tuple)()]
     if not names:
         raise ArgumentError(f"backend {plan.backend.name!r} brings no demonstrations; try --backend triton")

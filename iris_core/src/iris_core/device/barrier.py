@@ -113,7 +113,6 @@ class DeviceBarriers:
         return _Group(members, words, targets, cast("SupportsDeviceBarrier", self._backend))
 
     def reset(self, members: tuple[int, ...]) -> None:
-        """Reset a group's barriers; see `ctx.ccl.reset`."""
         if (found := self._groups.get(tuple(sorted(members)))) is not None:
             found.reset()
 
@@ -149,7 +148,6 @@ class _Group:
         self._order = None if words.device.type == "cpu" else DeviceOrder(self._index)
 
     def bind(self, sem: str) -> Place:
-        """Return a barrier's place; see `DeviceBarriers.bind`."""
         if self._order is not None:
             return Place(partial(self._launch, self._order, sem), _nothing)
         turn = threading.Event()

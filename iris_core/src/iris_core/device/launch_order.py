@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import importlib.util
 import threading
 import time
@@ -15,7 +14,6 @@ from iris_core.errors import CollectiveTimeoutError, DriverError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from iris_core.heap.streams import HostStreams
     from iris_core.protocols import Work
 
 _CAPTURES_AT_A_TIME = 16
@@ -141,14 +139,21 @@ def _is_captured(stream: Any) -> bool:
             torch.cuda.set_device(device)
 
 
-class DoneWork:
-    """Nothing is left to be done, or the current stream does it in order."""
+class Begun:
+    """A handle of what is under way, which `finish` ends, once; of what the current stream does in order, without."""
+
+    def __init__(self, finish: Callable[[], None] | None = None) -> None:
+        self._finish = finish
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Return at once."""
+        """Wait for the end: on the CPU the host does, else the current stream."""
+        finish, self._finish = self._finish, None
+        if finish is not None:
+            finish()
 
     def is_completed(self) -> bool:
-        return True
+        """Whether a caller has waited for the end."""
+        return self._finish is None
 
 
 class StreamWork:
@@ -170,71 +175,3 @@ class StreamWork:
 
     def is_completed(self) -> bool:
         return bool(self._event.query())
-
-
-class HostWork:
-    """A collective on a stream of the host; `was_raised` is called with an error that the caller gets."""
-
-    def __init__(
-        self, future: concurrent.futures.Future[Any], what: str, was_raised: Callable[[BaseException], None]
-    ) -> None:
-        self.future, self._what, self._was_raised = future, what, was_raised
-
-    def wait(self, timeout_s: float | None = None) -> None:
-        """Block until it is done, and raise its error, or that of a call of the team before it."""
-        if not concurrent.futures.wait((self.future,), timeout_s).done:
-            raise CollectiveTimeoutError(f"{self._what} was not done within {timeout_s:g} s")
-        if (error := self.future.exception()) is not None:
-            self._was_raised(error)
-            raise error
-
-    def is_completed(self) -> bool:
-        return self.future.done()
-
-
-class HostOrder:
-    """On the CPU, where a launch ends when its kernel does: asynchronous calls run on a stream of their own."""
-
-    def __init__(self, streams: HostStreams, keep: Callable[[Any, Any], None]) -> None:
-        self._streams, self._keep = streams, keep
-        self._stream = streams.make()
-        self._lock = threading.RLock()  # calls of two threads take turns
-
-    def run(self, launch: Callable[..., Any], *arguments: Any) -> Any:
-        """Launch after everything that is on the stream, and wait for it; return what `launch` does.
-
-        DeviceError if an asynchronous call of this rank has failed before, and no caller has waited for it.
-        """
-        with self._lock:
-            is_idle = self._stream.is_idle
-            self._streams.check()  # after it: what fails from now on is under way, and the call fails with it
-            if is_idle:
-                return launch(*arguments)
-            work = self._launch("call", launch, *arguments)
-            work.wait()
-            return work.future.result()
-
-    def run_async(self, what: str, launch: Callable[..., Any], plan: Any, *tensors: Any) -> HostWork:
-        """Launch on the stream; `what` is for messages.  Raises like `run`."""
-        with self._lock:
-            self._streams.check()
-            return self._launch(what, _finish, launch, plan, *tensors)
-
-    def _launch(self, what: str, call: Callable[..., Any], *arguments: Any) -> HostWork:
-        for each in arguments:
-            if isinstance(each, torch.Tensor):
-                self._keep(each, self._stream)
-        return HostWork(self._stream.launch(what, call, *arguments), what, self._streams.was_raised)
-
-    def mark(self) -> None:
-        """Return None: calls hold what they need."""
-
-    def close(self) -> None:
-        """End the thread."""
-        self._stream.close()
-
-
-def _finish(launch: Callable[..., Any], plan: Any, *tensors: Any) -> None:
-    work = launch(plan, *tensors)
-    if work is not None:
-        work.wait()

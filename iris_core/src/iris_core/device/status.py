@@ -1,8 +1,7 @@
 """The page of host memory in which the ranks report what went wrong, and which every rank reads.
 
-The first row holds the alarm: a word that changes with every report.  Each rank has a row after it for its kernels, as
-the status words in `iris_core.device.context_words` say.  All ranks of a node map the same memory; a GPU writes to it
-directly.
+The first row holds the alarm; each rank has a row after it for its kernels (`iris_core.device.context_words`).  All
+ranks of a node map the same memory; a GPU writes to it directly.
 """
 
 from __future__ import annotations

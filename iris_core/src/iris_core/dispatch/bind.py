@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from iris_core.device.launch_order import DeviceOrder, DoneWork, HostOrder, HostWork
+from iris_core.device.launch_order import Begun, DeviceOrder
 from iris_core.dispatch import choice
 from iris_core.dispatch.config import Config, FusedConfig
 from iris_core.dispatch.first_calls import FirstCalls
@@ -27,7 +27,7 @@ from iris_core.dispatch.requests import POINT_TO_POINT, CollectiveCall, Here, co
 from iris_core.dispatch.team import Host, Memory, Scratch, Team
 from iris_core.dispatch.traced import BINDERS
 from iris_core.errors import HeapClosedError, HeapError, UnsupportedError
-from iris_core.heap.streams import HostStreams
+from iris_core.heap.streams import HostStream, HostStreams, HostWork
 from iris_core.registry import MAY_BE_WATCHED, notify
 from iris_core.types import DeviceType, FusedRequest, OperationRequest
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from iris_core.world import World
 
     Call = CollectiveCall | FusedCall | NormCall
-    Order = HostOrder | DeviceOrder
+    Order = HostStream | DeviceOrder
 
 
 GENERATION = 512
@@ -130,11 +130,11 @@ class Bound:
         What other algorithms than those with `begin` launch is over, or is on the stream.
         """
         work = getattr(self._algorithm, "begin", self._launch)(self.plan, *tensors)
-        return DoneWork() if work is None else work
+        return Begun() if work is None else work
 
     def let_capture(self, other: Bound) -> None:
         """Use another algorithm while a graph is captured: one that takes less device time and more CPU time."""
-        if not isinstance(self._order, HostOrder):  # the CPU captures nothing, and cannot be asked
+        if not isinstance(self._order, HostStream):  # the CPU captures nothing, and cannot be asked
             self._in_graphs = other
             self._set_launch(self._launch_or_capture)
 
@@ -205,7 +205,7 @@ class Binder:
     def __init__(self, context: Context, opened: Any, providers: Any) -> None:
         heap: SymmetricHeap = opened.heap
         world: World = opened.world
-        self._context, self._heap, self._world = weakref.ref(context), heap, world
+        self.context, self._heap, self._world = weakref.ref(context), heap, world
         self.name = f"binder {id(self)}"  # for compiled code
         BINDERS[self.name] = self
         self._reports: KernelReports = opened.reports
@@ -276,7 +276,7 @@ class Binder:
             if has_nothing:
                 self.members.agree(members, shared)
                 about: dict[str, Any] = dict.fromkeys(("workspace", "request", "plan"))
-                does = {"mark": lambda: None, "run": lambda *_: None, "run_async": lambda *_: DoneWork()}
+                does = {"mark": lambda: None, "run": lambda *_: None, "run_async": lambda *_: Begun()}
                 bound = SimpleNamespace(droppable=True, algorithm="", **about, **does)
             elif bound is None:
                 if self._first is not None:
@@ -313,7 +313,7 @@ class Binder:
             algorithm, wish = chooser.of(chooser.choose(request, config, left_out, settled), request)
             team, order = self.team(members), self._order((op, wish.options["peer"]))
             plan = self._prepare(algorithm, wish, team, scratch, False, None)
-            return Bound(algorithm, plan, order, team, self._context, wish)
+            return Bound(algorithm, plan, order, team, self.context, wish)
         kind, layout = (members, *shared.values()), layout_of(request)
         while True:
             try:
@@ -339,7 +339,7 @@ class Binder:
             agreed.served_by[kind] = f"{algorithm.name!r} with {layout}"
         if not is_named:
             agreed.remember(request, shared, config, chosen)
-        bound = Bound(algorithm, plan, self._order(members), team, self._context, wish)
+        bound = Bound(algorithm, plan, self._order(members), team, self.context, wish)
         if chosen.in_graphs is not None and within is None and self.gpu is not None:
             with contextlib.suppress(UnsupportedError):  # on all members: memory is exhausted
                 bound.let_capture(self._serve_by(chosen.in_graphs, request, config, scratch))
@@ -428,7 +428,7 @@ class Binder:
 
     def open(self) -> Context:
         """Return the context; HeapClosedError if it is closed."""
-        context = self._context()
+        context = self.context()
         if self._closed or context is None:
             raise HeapClosedError(self._closed or _CLOSED)
         return context
@@ -472,7 +472,7 @@ class Binder:
         """Return the order of calls of a team, or of messages in one direction between two ranks."""
         if members not in self._orders:
             host, gpu, keep = self._heap.streams, self.target.index, self._keep
-            new: Order = HostOrder(host, keep) if isinstance(host, HostStreams) else DeviceOrder(gpu, keep)
+            new: Order = HostStream(host, keep) if isinstance(host, HostStreams) else DeviceOrder(gpu, keep)
             self._orders[members] = new
         return self._orders[members]
 

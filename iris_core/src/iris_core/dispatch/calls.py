@@ -123,8 +123,8 @@ class BoundCall:
 
     def _launch(self, run: Callable[..., Any]) -> Any:
         binder = self._binder
-        binder.open()
-        if (gpu := binder.gpu) is None:
+        if (gpu := binder.gpu) is None or binder.context() is None:
+            binder.open()
             return run(*self._tensors)
         if current_device() != gpu:  # a thread of its own begins on device 0
             with torch.cuda.device(gpu):

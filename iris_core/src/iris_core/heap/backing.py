@@ -7,8 +7,8 @@ iteration keeps its pages.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
-from bisect import bisect_left, bisect_right
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,61 +16,17 @@ import numpy as np
 import torch
 
 from iris_core.errors import HeapError, PeerAccessError, RankMismatchError, UnsupportedError
+from iris_core.heap.offsets import RangeSet
 from iris_core.types import Capability
 from iris_core.world.exchange import close_all
 from iris_core.world.failures import on_all_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     from iris_core.protocols import Allocator, MulticastRange, SupportsDecommit, SupportsGrowth, SupportsNetwork
     from iris_core.types import Network, Segment
     from iris_core.world import World
-
-
-class RangeSet:
-    """A set of integers kept as disjoint, sorted, half-open ranges, those given at first included."""
-
-    def __init__(self, ranges: Sequence[tuple[int, int]] = ()) -> None:
-        self._starts = [start for start, _ in ranges]
-        self._ends = [end for _, end in ranges]
-
-    def __bool__(self) -> bool:
-        return bool(self._starts)
-
-    def __iter__(self) -> Iterator[tuple[int, int]]:
-        return iter(list(zip(self._starts, self._ends, strict=True)))
-
-    def covers(self, start: int, end: int) -> bool:
-        """Whether every integer of [start, end) is in the set."""
-        i = bisect_right(self._starts, start) - 1
-        return start >= end or (i >= 0 and self._ends[i] >= end)
-
-    def add(self, start: int, end: int) -> None:
-        """Put [start, end) into the set."""
-        if start >= end:
-            return
-        i, j = bisect_left(self._ends, start), bisect_right(self._starts, end)
-        if i < j:
-            start, end = min(start, self._starts[i]), max(end, self._ends[j - 1])
-        self._starts[i:j], self._ends[i:j] = [start], [end]
-
-    def remove(self, start: int, end: int) -> None:
-        """Take [start, end) out of the set."""
-        i, j = bisect_right(self._ends, start), bisect_left(self._starts, end)
-        if start >= end or i >= j:
-            return
-        first, last = self._starts[i], self._ends[j - 1]
-        keep = [(a, b) for a, b in ((first, start), (end, last)) if a < b]
-        self._starts[i:j], self._ends[i:j] = [a for a, _ in keep], [b for _, b in keep]
-
-    def intersection(self, start: int, end: int) -> list[tuple[int, int]]:
-        """Return the ranges of the set within [start, end); none where `start` is not below `end`."""
-        if start >= end:
-            return []
-        i, j = bisect_right(self._ends, start), bisect_left(self._starts, end)
-        pairs = zip(self._starts[i:j], self._ends[i:j], strict=True)
-        return [(max(a, start), min(b, end)) for a, b in pairs]
 
 
 class Backing:
@@ -131,17 +87,12 @@ class Backing:
         return bool(ranges)
 
     def decommit(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Give ranges [start, end) of whole granules back at once; if one fails, the others first."""
-        error: Exception | None = None
-        for start, end in ranges:
-            self._committed.remove(start, end)
-            self._idle.remove(start, end)
-            try:
-                cast("SupportsDecommit", self._allocator).decommit(start, end - start)
-            except Exception as e:  # noqa: BLE001 - raised below; every rank has to come to the end
-                error = error or e
-        if error is not None:
-            raise error
+        """Give ranges [start, end) of whole granules back at once; if one fails, the others all the same."""
+        with contextlib.ExitStack() as each:
+            for start, end in reversed([*ranges]):
+                self._committed.remove(start, end)
+                self._idle.remove(start, end)
+                each.callback(cast("SupportsDecommit", self._allocator).decommit, start, end - start)
 
     def make_room(self, offset: int, nbytes: int) -> None:
         """Give back what is committed in a range of whole granules that is free."""

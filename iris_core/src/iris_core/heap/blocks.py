@@ -92,7 +92,6 @@ class History:
         self._recent.append((number, op, nbytes, alignment, offset, label, before))  # a Call, made only when read
 
     def recent(self) -> list[Call]:
-        """Return the calls that are kept, oldest first."""
         return [Call(*entry) for entry in self._recent]
 
 

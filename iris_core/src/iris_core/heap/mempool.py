@@ -53,7 +53,11 @@ class _Segments:
             segment = heap.allocate_unscoped(nbytes, ("mem_pool", nbytes), ALIGNMENT)
         except Exception as e:  # noqa: BLE001 - there is no Python above to catch it; torch raises its own error
             logger.error("mem_pool: no segment of %d bytes: %s", nbytes, str(e))
-            self.failure = _without_tracebacks(e)
+            self.failure = e
+            each: BaseException | None = e
+            while each is not None:  # it is kept, and must not keep the heap alive
+                each.__traceback__ = None
+                each = each.__cause__ or each.__context__
             return None
         self.failure = None
         ptr = segment.data_ptr()
@@ -63,15 +67,6 @@ class _Segments:
     def _free(self, ptr: int, nbytes: int, device: int, stream: int | None) -> None:
         """Drop a segment: the heap reclaims it when all ranks have."""
         del self.live[ptr]
-
-
-def _without_tracebacks(error: Exception) -> Exception:
-    """Return the error without its traceback: it is kept, and must not keep the heap alive."""
-    each: BaseException | None = error
-    while each is not None:
-        each.__traceback__ = None
-        each = each.__cause__ or each.__context__
-    return error
 
 
 # torch keeps plain pointers to the functions and calls them as long as it has a segment, also when the pool is gone.

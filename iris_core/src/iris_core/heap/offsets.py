@@ -9,25 +9,66 @@ blocks are merged at once, so the free list is a function of the live blocks alo
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
+from typing import TYPE_CHECKING
 
 from iris_core.errors import HeapError, HeapExhaustedError
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
 MIN_ALIGNMENT = 256
 """Least alignment and size of a block in bytes: a cache line of any device, and more than any vector access needs."""
+
+
+class RangeSet:
+    """A set of integers, as the bounds where disjoint half-open ranges begin and end, in turn; at first those given."""
+
+    def __init__(self, ranges: Iterable[tuple[int, int]] = ()) -> None:
+        self._bounds = [bound for each in ranges for bound in each]
+
+    def __bool__(self) -> bool:
+        return bool(self._bounds)
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return _pairs(list(self._bounds))
+
+    def covers(self, start: int, end: int) -> bool:
+        """Whether every integer of [start, end) is in the set."""
+        i = bisect_right(self._bounds, start)
+        return start >= end or (i % 2 == 1 and self._bounds[i] >= end)
+
+    def add(self, start: int, end: int) -> None:
+        if start < end:
+            i, j = bisect_left(self._bounds, start), bisect_right(self._bounds, end)
+            self._bounds[i:j] = [start] * (1 - i % 2) + [end] * (1 - j % 2)
+
+    def remove(self, start: int, end: int) -> None:
+        if start < end:
+            i, j = bisect_left(self._bounds, start), bisect_right(self._bounds, end)
+            self._bounds[i:j] = [start] * (i % 2) + [end] * (j % 2)
+
+    def intersection(self, start: int, end: int) -> list[tuple[int, int]]:
+        """Return the ranges of the set within [start, end); none where `start` is not below `end`."""
+        if start >= end:
+            return []
+        i, j = bisect_right(self._bounds, start), bisect_left(self._bounds, end)
+        return list(_pairs([start] * (i % 2) + self._bounds[i:j] + [end] * (j % 2)))
+
+    def around(self, start: int, end: int) -> tuple[int, int]:
+        """Return the range without gaps that [start, end), which is not in the set, would be a part of."""
+        i, j = bisect_left(self._bounds, start), bisect_right(self._bounds, end)
+        return self._bounds[i - 1] if i % 2 else start, self._bounds[j] if j % 2 else end
+
+
+def _pairs(bounds: list[int]) -> Iterator[tuple[int, int]]:
+    return zip(bounds[::2], bounds[1::2], strict=True)
 
 
 class SubAllocator:
     """Hands out and takes back parts of the range [0, nbytes), in multiples of MIN_ALIGNMENT.
 
     Behind each block `gap_nbytes` bytes, rounded up likewise, stay unused.
-
-    Example:
-        >>> sub = SubAllocator(4096)
-        >>> sub.allocate(100), sub.allocate(100, alignment=1024)
-        (0, 1024)
-        >>> sub.free(0)
-        256
     """
 
     def __init__(self, nbytes: int, gap_nbytes: int = 0) -> None:
@@ -39,8 +80,7 @@ class SubAllocator:
         self.num_frees = 0
         self._live: dict[int, int] = {}  # offset -> size
         self._by_size: list[tuple[int, int]] = [(self.nbytes, 0)]  # free blocks as (size, offset), sorted
-        self._by_start: dict[int, int] = {0: self.nbytes}  # free blocks: offset -> size
-        self._by_end: dict[int, int] = {self.nbytes: 0}  # free blocks: end -> offset
+        self.free_ranges = RangeSet([(0, self.nbytes)])
         self.allocated_bytes = self.peak_bytes = 0  # in live blocks, now and at most
 
     def rounded(self, nbytes: int) -> int:
@@ -67,13 +107,10 @@ class SubAllocator:
                 requested_bytes=size, free_bytes=free, largest_free_bytes=largest,
             )  # fmt: skip
         del by_size[i]
-        end, free_end = offset + size, start + free_size
-        del self._by_start[start]
-        del self._by_end[free_end]
-        if offset > start:
-            self._add_free(start, offset)
-        if free_end > end:
-            self._add_free(end, free_end)
+        self.free_ranges.remove(offset, offset + size)
+        for begin, end in (start, offset), (offset + size, start + free_size):
+            if begin < end:
+                insort(by_size, (end - begin, begin))
         self._live[offset] = size
         self.allocated_bytes += size
         if self.allocated_bytes > self.peak_bytes:
@@ -87,26 +124,18 @@ class SubAllocator:
             raise HeapError(f"no live block begins at offset {offset}: it was freed before, or is no block's start")
         self.num_frees += 1
         self.allocated_bytes -= size
-        start, end = offset, offset + size
-        before = self._by_end.pop(start, None)
-        if before is not None:
-            self._remove_free(before)
-            start = before
-        after = self._by_start.get(end)
-        if after is not None:
-            del self._by_end[end + after]
-            self._remove_free(end)
-            end += after
-        self._add_free(start, end)
+        end = offset + size
+        start, stop = self.free_ranges.around(offset, end)
+        for begin, after in (start, offset), (end, stop):  # free blocks before and behind it
+            if begin < after:
+                del self._by_size[bisect_left(self._by_size, (after - begin, begin))]
+        self.free_ranges.add(offset, end)
+        insort(self._by_size, (stop - start, start))
         return size
 
     def size_of(self, offset: int) -> int:
         """Return the size in bytes, as rounded, of the live block that begins at `offset`."""
         return self._live[offset]
-
-    def free_blocks(self) -> list[tuple[int, int]]:
-        """Free blocks as (offset, size), by offset; no two are adjacent."""
-        return sorted(self._by_start.items())
 
     def free_below(self, end: int) -> tuple[int, int]:
         """Return how many bytes are free below an offset, at or above `limit`, and the most in one piece."""
@@ -116,20 +145,3 @@ class SubAllocator:
             if start + size <= end:  # the others are smaller
                 break
         return end - self.allocated_bytes, most
-
-    def end_behind_all(self, nbytes: int, alignment: int) -> int:
-        """Return the end of a block that is placed after all others, ignoring the limit."""
-        size = self.rounded(nbytes)
-        start = self._by_end.get(self.nbytes, self.nbytes)
-        return -(-start // alignment) * alignment + size
-
-    def _add_free(self, start: int, end: int) -> None:
-        size = end - start
-        self._by_start[start] = size
-        self._by_end[end] = start
-        insort(self._by_size, (size, start))
-
-    def _remove_free(self, start: int) -> None:
-        """Forget a free block but for its end, which the caller has taken out already."""
-        size = self._by_start.pop(start)
-        del self._by_size[bisect_left(self._by_size, (size, start))]

@@ -17,13 +17,14 @@ a step holds those of all members, taken in the order of ranks, so that no two s
 from __future__ import annotations
 
 import contextlib
+import itertools
 import operator
 import threading
 from bisect import insort
 from typing import TYPE_CHECKING
 
 from iris_core.errors import HeapClosedError, HeapExhaustedError, UnsupportedError
-from iris_core.heap.offsets import MIN_ALIGNMENT
+from iris_core.heap.offsets import MIN_ALIGNMENT, RangeSet
 from iris_core.types import Block
 from iris_core.world.failures import on_all_ranks
 
@@ -47,7 +48,7 @@ class SystemArea:
         self.nbytes = state.allocator.nbytes - state.usable
         """Size of the area in bytes."""
         self._lock = threading.Lock()
-        self._used: list[tuple[int, int]] = []
+        self._used = RangeSet()
 
     def clear(self) -> None:
         """Fill the area with zeros; once, before peers know of it.  Host memory is zero, and stays sparse."""
@@ -66,8 +67,8 @@ class SystemArea:
 
         Collective: every rank calls it with the same size while the context is opened, before any group has a range.
         """
-        begin = self._used[-1][1] if self._used else 0
-        self._used.append((begin, begin + _up(nbytes, MIN_ALIGNMENT)))
+        begin = max((end for _, end in self._used), default=0)
+        self._used.add(begin, begin + _up(nbytes, MIN_ALIGNMENT))
         return begin
 
     def reserve(self, world: World, nbytes: int, what: str) -> int:
@@ -77,28 +78,25 @@ class SystemArea:
         """
         size = _up(operator.index(nbytes), MIN_ALIGNMENT)  # a float would stay in the table
         while True:
-            used = sorted({tuple(each) for row in world.all_gather_object(list(self._used)) for each in row})
-            begin = 0
-            for first, end in used:
-                if begin + size <= first:
-                    break
-                begin = max(begin, end)
+            used = RangeSet()
+            for first, end in itertools.chain(*world.all_gather_object(list(self._used))):
+                used.add(first, end)
+            begin: int = next(end for _, end in [(0, 0), *used] if not used.intersection(end, end + size))
             if begin + size > self.nbytes:
                 raise UnsupportedError(
                     f"{what} needs {size} bytes of the heap's system area, but of its {self.nbytes} bytes only "
                     f"{max(self.nbytes - begin, 0)} are left at its end to this group of {world.world_size} ranks; "
                     "use the same groups again, or open the context with a larger IRIS_SYSTEM_SIZE"
                 )
-            own = (begin, begin + size)
             with self._lock:
-                kept = all(end <= begin or own[1] <= first for first, end in self._used)
+                kept = not self._used.intersection(begin, begin + size)
                 if kept:
-                    self._used.append(own)
+                    self._used.add(begin, begin + size)
             if all(each for (each,) in world.all_gather_ints([kept])):
                 return begin
             if kept:  # another thread of a member has given the range to another group meanwhile
                 with self._lock:
-                    self._used.remove(own)
+                    self._used.remove(begin, begin + size)
 
     def used_nbytes(self, world: World) -> int:
         """Return how much of the area the ranges of these ranks reach over, in bytes from its beginning.
@@ -160,7 +158,8 @@ def raise_limit(state: HeapState, nbytes: int, alignment: int, floors: Sequence[
     Collective: every rank calls it with the same arguments; `floors` are where regions of groups begin on each.
     """
     offsets = state.offsets
-    needed = offsets.end_behind_all(nbytes, alignment)
+    last, _ = offsets.free_ranges.around(offsets.nbytes, offsets.nbytes)  # where all blocks end
+    needed = _up(last, alignment) + offsets.rounded(nbytes)
     if not offsets.limit < needed <= end_of_all(state, floors):
         return False
     with _alone(state, state.world, range(state.world.world_size)) as floors:

@@ -18,6 +18,8 @@ Events are recorded at the moment of the free.  Their use depends on the world:
 from __future__ import annotations
 
 import concurrent.futures
+import threading
+import weakref
 from bisect import bisect_left, bisect_right, insort
 from concurrent.futures import Future
 from operator import itemgetter
@@ -26,8 +28,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from iris_core.device.targets import on_device
-from iris_core.errors import DeviceError, HeapError
-from iris_core.heap.backing import RangeSet
+from iris_core.errors import CollectiveTimeoutError, DeviceError, HeapError
+from iris_core.heap.offsets import RangeSet
 from iris_core.types import DeviceTarget, DeviceType
 
 if TYPE_CHECKING:
@@ -86,44 +88,58 @@ class HostEvent:
         concurrent.futures.wait((self._last,))
 
 
-class Host:
-    """The current stream of a CPU rank: the host itself, whose launches are done when they return."""
-
-    def record_event(self) -> HostEvent:
-        return HostEvent(_DONE)
-
-    def wait_event(self, event: Any) -> None:
-        event.synchronize()
-
-
 class HostStream:
-    """Calls in order in a thread of this process; failed calls go to `failures` with the name of the operation.
+    """Calls in order in a thread of this process; `keep` is called with their tensors and this stream.
 
     A call that was launched while an earlier one ran, or had failed and its error was not raised, fails with that one:
     its peers would be out of step.
     """
 
-    def __init__(self, failures: list[tuple[str, BaseException]]) -> None:
-        self._failures, self._last = failures, _DONE
+    def __init__(self, streams: HostStreams, keep: Callable[[Any, Any], None]) -> None:
+        self._streams, self._keep, self._last = streams, keep, _DONE
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="iris-collective")
+        self._lock = threading.RLock()  # calls of two threads take turns
+        streams.made.add(self)
+
+    def run(self, launch: Callable[..., Any], *arguments: Any) -> Any:
+        """Launch after everything that is on the stream, and wait for it; return what `launch` does.
+
+        DeviceError if an asynchronous call of this rank has failed before, and no caller has waited for it.
+        """
+        with self._lock:
+            is_idle = self._is_idle
+            self._streams.check()  # after it: what fails from now on is under way, and the call fails with it
+            if is_idle:
+                return launch(*arguments)
+            work = self.launch("call", launch, *arguments)
+            work.wait()
+            return work.future.result()
+
+    def run_async(self, what: str, launch: Callable[..., Any], plan: Any, *tensors: Any) -> HostWork:
+        """Launch on the stream; `what` is for messages.  Raises like `run`."""
+        with self._lock:
+            self._streams.check()
+            return self.launch(what, _finish, launch, plan, *tensors)
 
     @property
-    def is_idle(self) -> bool:
-        """Whether everything that was launched is done."""
+    def _is_idle(self) -> bool:
         return self._last is _DONE or self._last.done()  # `done` takes a lock
 
-    def launch(self, what: str, call: Callable[..., Any], *arguments: Any) -> Future[Any]:
+    def launch(self, what: str, call: Callable[..., Any], *arguments: Any) -> HostWork:
         """Run a call after those that were launched before; `what` names it in errors."""
-        before = None if self.is_idle and not self._has_unknown_failure() else self._last
+        for each in arguments:
+            if isinstance(each, torch.Tensor):
+                self._keep(each, self)
+        before = None if self._is_idle and not self._has_unknown_failure() else self._last
         self._last = self._thread.submit(self._run, what, before, call, list(arguments))
-        return self._last
+        return HostWork(self._last, what, self._streams.was_raised)
 
     def _has_unknown_failure(self) -> bool:
         """Whether the last call has failed with an error that was not raised anywhere yet."""
         if self._last.cancelled():
             return False
         error = self._last.exception()
-        return any(error is each for _, each in list(self._failures))
+        return any(error is each for _, each in list(self._streams.failures))
 
     def _run(self, what: str, before: Future[Any] | None, call: Callable[..., Any], arguments: list[Any]) -> Any:
         try:
@@ -132,10 +148,13 @@ class HostStream:
             return call(*arguments)
         except BaseException as error:
             if before is None or before.exception() is not error:
-                self._failures.append((what, error))
+                self._streams.failures.append((what, error))
             raise
         finally:
             arguments.clear()  # a caller that waits for the call finds its tensors no longer in use
+
+    def mark(self) -> None:
+        """Return None: calls hold what they need."""
 
     def record_event(self) -> HostEvent:
         return HostEvent(self._last)
@@ -144,7 +163,6 @@ class HostStream:
         self.launch("wait", event.synchronize)
 
     def synchronize(self) -> None:
-        """Wait for everything launched so far."""
         self.record_event().synchronize()
 
     def close(self) -> None:
@@ -152,41 +170,65 @@ class HostStream:
         self._thread.shutdown(cancel_futures=True)
 
 
+def _finish(launch: Callable[..., Any], plan: Any, *tensors: Any) -> None:
+    work = launch(plan, *tensors)
+    if work is not None:
+        work.wait()
+
+
+class HostWork:
+    """A collective on a stream of the host; `was_raised` is called with an error that the caller gets."""
+
+    def __init__(self, future: Future[Any], what: str, was_raised: Callable[[BaseException], None]) -> None:
+        self.future, self._what, self._was_raised = future, what, was_raised
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Block until it is done, and raise its error, or that of a call of the team before it."""
+        if not concurrent.futures.wait((self.future,), timeout_s).done:
+            raise CollectiveTimeoutError(f"{self._what} was not done within {timeout_s:g} s")
+        if (error := self.future.exception()) is not None:
+            self._was_raised(error)
+            raise error
+
+    def is_completed(self) -> bool:
+        return self.future.done()
+
+
 class HostStreams:
-    """The streams of a CPU rank; see `TorchStreams`."""
+    """The streams of a CPU rank, and its current one: the host itself, whose launches are done when they return."""
 
     def __init__(self) -> None:
-        self._host = Host()
-        self._made: list[HostStream] = []
-        self._failures: list[tuple[str, BaseException]] = []
-
-    def make(self) -> HostStream:
-        """Return a new stream."""
-        self._made.append(HostStream(self._failures))
-        return self._made[-1]
+        self.made: weakref.WeakSet[HostStream] = weakref.WeakSet()  # whose `keep` may know what has the heap
+        self.failures: list[tuple[str, BaseException]] = []  # of calls: the operation, and its error
 
     def current(self) -> Stream:
-        return self._host
+        return self
+
+    def record_event(self) -> HostEvent:
+        return HostEvent(_DONE)
+
+    def wait_event(self, event: Any) -> None:
+        event.synchronize()
 
     def is_capturing(self) -> bool:
         return False
 
     def synchronize(self, stream: Any = None) -> None:
         """Wait for all calls, or for those of one stream; raises like `check`."""
-        for each in self._made if stream is None else (stream,):
+        for each in list(self.made) if stream is None else (stream,):
             each.synchronize()
         self.check()
 
     def check(self) -> None:
         """Raise DeviceError, once, for calls that have failed and that no caller has waited for."""
-        if self._failures:
-            failures, self._failures[:] = list(self._failures), []
+        if self.failures:
+            failures, self.failures[:] = list(self.failures), []
             text = "; ".join(f"an asynchronous {what} failed: {type(e).__name__}: {e}" for what, e in failures)
             raise DeviceError(text) from failures[0][1]
 
     def was_raised(self, error: BaseException) -> None:
         """Note that a caller has got this error: `check` does not raise it again."""
-        self._failures[:] = [failure for failure in self._failures if failure[1] is not error]
+        self.failures[:] = [failure for failure in self.failures if failure[1] is not error]
 
 
 Streams = TorchStreams | HostStreams
@@ -194,15 +236,8 @@ Uses = tuple[tuple[Stream, Any], ...]
 """Streams that have used a block, each with the moment of its last use."""
 
 
-class Used(Protocol):
-    """A block with the streams that use it and, once it was freed, their last moments: a `Record`."""
-
-    streams: list[Stream]
-    uses: Uses | None
-
-
 class StreamOrder:
-    """The streams that still use blocks, and free ranges."""
+    """The streams that still use blocks, which it gets as their `Record`s, and free ranges."""
 
     def __init__(self, streams: Streams) -> None:
         self.streams = streams
@@ -219,18 +254,17 @@ class StreamOrder:
             )
 
     # -- a block's life -----------------------------------------------------------------------------------------------
-    def add(self, record: Used, stream: Stream) -> None:
-        """Note that another stream uses a block."""
+    def add(self, record: Any, stream: Stream) -> None:
         if stream not in record.streams:
             record.streams.append(stream)
 
-    def end(self, record: Used) -> None:
+    def end(self, record: Any) -> None:
         """Note up to which moment streams use a block that was freed.  A second call changes nothing."""
         if record.uses is None:
             self.add(record, self.streams.current())
             record.uses = tuple((stream, stream.record_event()) for stream in record.streams)
 
-    def is_idle(self, record: Used) -> bool:
+    def is_idle(self, record: Any) -> bool:
         """Whether this rank's streams are done with a block that was freed."""
         self.end(record)
         if record.uses:
@@ -242,7 +276,7 @@ class StreamOrder:
         return [(start, end) for start, end, uses in list(self.fences) if not _are_past(uses)]
 
     # -- one rank -----------------------------------------------------------------------------------------------------
-    def fence(self, start: int, end: int, record: Used) -> None:
+    def fence(self, start: int, end: int, record: Any) -> None:
         """Note that a free range may be handed out again, though streams may still use it."""
         if record.uses:
             insort(self.fences, (start, end, record.uses), key=_start)
@@ -263,15 +297,15 @@ class StreamOrder:
                 if stream != current:
                     current.wait_event(event)
 
-    def unfenced(self, blocks: Iterable[tuple[int, int]]) -> RangeSet:
-        """Return the parts of free blocks (offset, size), by offset, that no stream uses any more."""
+    def unfenced(self, free: RangeSet) -> RangeSet:
+        """Return what of free ranges no stream uses any more."""
         self._prune()
-        ranges = RangeSet([(offset, offset + size) for offset, size in blocks])
+        ranges = RangeSet(free)
         for start, end, _ in self.fences:
             ranges.remove(start, end)
         return ranges
 
-    def device_is_idle(self, freed: Iterable[Used]) -> None:
+    def device_is_idle(self, freed: Iterable[Any]) -> None:
         """Note that the whole device was waited for: it uses nothing that was freed so far."""
         self.fences = []
         for record in freed:

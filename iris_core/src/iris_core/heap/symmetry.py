@@ -5,9 +5,8 @@ they compare digests in one small exchange.  If all agree, the free lists are eq
 the recent part of their histories and every rank raises the same SymmetryError.
 
 A peer that has not reached its own free may still write to a block, so the ranks agree on what is free at every barrier
-of the whole world, and when no free block is large enough.  In a world of one rank a freed block is free
-at once, a dropped one at the next allocation.  Either way no block is handed out that a stream may still use
-(`iris_core.heap.streams`).
+of the whole world, and when no free block is large enough.  In a world of one rank a freed block is free at once, a
+dropped one at the next allocation.
 """
 
 from __future__ import annotations
@@ -127,8 +126,7 @@ def explain_difference(tails: Sequence[Sequence[Call]]) -> str:
 def find_room(state: HeapState, nbytes: int, alignment: int, label: Label) -> int:
     """Find an offset after no free block was large enough: reclaim with all ranks what none of them needs any more.
 
-    The free lists are equal on all ranks, so all of them get here in the same call and take part.  HeapExhaustedError
-    if there is still none.
+    The free lists are equal on all ranks, so all get here in the same call.  HeapExhaustedError if there is still none.
     """
     offsets, end = state.offsets, state.floor
     if offsets.rounded(nbytes) <= offsets.nbytes:
@@ -189,7 +187,7 @@ def agree_at_barrier(state: HeapState, stream: Stream | None, *, wait: bool) -> 
     _, gave_back, error = _reclaim(state, Op.BARRIER, wait=wait, stream=stream)
     try:
         if state.backing.may_release(state.offsets.num_frees) or state.order.fences:
-            gave_back |= state.backing.release_idle(state.order.unfenced(state.offsets.free_blocks()))
+            gave_back |= state.backing.release_idle(state.order.unfenced(state.offsets.free_ranges))
     except Exception as e:  # noqa: BLE001 - raised below, once the other ranks know
         error, gave_back = error or e, True
     _settle(state, gave_back, error)

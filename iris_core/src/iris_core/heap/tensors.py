@@ -333,23 +333,14 @@ class TensorFactories:
             )
         return self._make(name, like, out, requires_grad, fill)
 
-    def _like(
-        self,
-        name: str,
-        input: torch.Tensor,
-        fill: Fill,
-        *,
-        memory_format: torch.memory_format = torch.preserve_format,
-        dtype: torch.dtype | None = None,
-        layout: torch.layout | None = None,
-        device: Device = None,
-        requires_grad: bool = False,
-    ) -> torch.Tensor:
+    def _like(self, name: str, input: torch.Tensor, fill: Fill, **options: Unpack[LikeOptions]) -> torch.Tensor:
         """Check the options, and make what torch's `<name>` would make."""
-        self._check_place(name, device, input.layout if layout is None else layout)
-        how: Any = {"dtype": dtype, "requires_grad": requires_grad, "memory_format": memory_format}
+        how: Any = dict(options)
+        if unknown := how.keys() - LikeOptions.__annotations__.keys():
+            raise TypeError(f"{name}() got an unexpected keyword argument {min(unknown)!r}")
+        self._check_place(name, how.pop("device", None), how.pop("layout", None) or input.layout)
         like = torch.empty_like(input, layout=torch.strided, device=_META, **how)
-        return self._make(name, like, None, requires_grad, fill)
+        return self._make(name, like, None, like.requires_grad, fill)
 
     def _check_place(self, name: str, device: Device, layout: torch.layout | None) -> None:
         if device is not None and not same_device(torch.device(device), self.device):

@@ -72,7 +72,6 @@ _KINDS: dict[str, tuple[str | None, str | None]] = {
     "linear_reduce_scatter": ("matmul_reduce_scatter", "all_gather_matmul"),
 }
 """By function, its operation and that of the gradient of x; None where nothing is communicated."""
-_EXCHANGED = "all_gather_matmul", "matmul_reduce_scatter"  # after these, so does the gradient of the weight
 
 
 class _Function(torch.autograd.Function):
@@ -103,7 +102,7 @@ class _Function(torch.autograd.Function):
         rows, grad_x, grad_w, grad_b = _rows(grad), None, None, None
         if ctx.needs_input_grad[0] or backward is not None:  # others may need what is communicated
             grad_x = (rows @ weight if backward is None else s.product(backward, rows, weight)).view(x.shape)
-        if ctx.needs_input_grad[1] or forward in _EXCHANGED:
+        if ctx.needs_input_grad[1] or forward in ("all_gather_matmul", "matmul_reduce_scatter"):
             if not rows.shape[0]:
                 grad_w = torch.zeros_like(weight)
             elif forward == "all_gather_matmul":  # (features in, all rows) @ (all rows, features out)
@@ -432,9 +431,7 @@ class RowParallelLinear(_Parallel):
         name = "linear_reduce_scatter" if self.sequence_parallel else "linear_all_reduce"
         if not self.input_is_parallel:
             if x.shape[-1] != self.in_features:
-                error = ArgumentError(
-                    f"RowParallelLinear: x has shape {tuple(x.shape)}, and must have all {self.in_features} features"
-                )
-                self._setting.ops.refuse(str(_KINDS[name][0]), error, self._setting.group)
+                said = f"RowParallelLinear: x, {tuple(x.shape)}, must have all {self.in_features} features"
+                self._setting.ops.refuse(str(_KINDS[name][0]), ArgumentError(said), self._setting.group)
             x = _TakePart.apply(x, NEEDED, self._setting)  # type: ignore[no-untyped-call]
         return _apply(name, x, self.weight, self.bias, self._setting)

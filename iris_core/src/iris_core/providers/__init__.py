@@ -11,11 +11,12 @@ from iris_core.dispatch.products import OPS as PRODUCTS
 from iris_core.dispatch.requests import OPS, POINT_TO_POINT, REDUCING
 from iris_core.errors import FAILURES, PluginError
 from iris_core.providers import torch_distributed
-from iris_core.providers.baseline import Overlapped, Unfused
+from iris_core.providers.baseline import Unfused
 from iris_core.providers.exchanged import Exchanged
 from iris_core.providers.hierarchical import STEPS, Hierarchical
 from iris_core.providers.model import everywhere
 from iris_core.providers.norms import UnfusedNorm
+from iris_core.providers.overlapped import Overlapped
 from iris_core.providers.straight import StraightAllToAll
 from iris_core.registry import default_registry
 from iris_core.types import Availability, DeviceType, PluginKind, PluginState
@@ -33,11 +34,7 @@ _BYTES_PER_S, _LAUNCH_S = 1e11, 2e-6
 
 
 class Local:
-    """A collective of a group of one rank: a copy, or nothing.
-
-    Args:
-        op: the operation.
-    """
+    """A collective of a group of one rank: a copy, or nothing."""
 
     name = "local"
     info: ClassVar = everywhere("local", "collectives of groups of one rank")
@@ -124,7 +121,6 @@ class Providers:
             torch_distributed.open_messages(self._ranks, self._torch, world)
 
     def add(self, algorithms: Sequence[Algorithm[Any]]) -> None:
-        """Add more."""
         self._added += algorithms
 
     def _load(self) -> tuple[list[Algorithm[Any]], list[tuple[str, str]]]:

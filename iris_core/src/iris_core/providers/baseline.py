@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,11 +16,9 @@ import torch
 
 from iris_core.dispatch.config import AMDS_TILE
 from iris_core.dispatch.products import FP8, PLAIN, SCALED, SCALED_BLOCK, float32_products
-from iris_core.dispatch.requests import nodes_of
 from iris_core.providers.model import everywhere, fixed_s, moving_s, product_s
-from iris_core.providers.parts import Begun, dense, part_of, scratch_of
+from iris_core.providers.parts import dense, part_of, scratch_of
 from iris_core.types import Availability
-from iris_core.world.scaling import CHUNKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,11 +42,7 @@ class _Plan:
 
 
 class Unfused:
-    """One operation as a product and a collective, one after the other.
-
-    Args:
-        op: the operation.
-    """
+    """One operation as a product and a collective, one after the other."""
 
     name = "unfused"
     info = everywhere("unfused", "torch.matmul and a collective, one after the other")
@@ -147,16 +140,17 @@ class Unfused:
         self, plan: Any, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None,
         *scales: torch.Tensor,
     ) -> None:  # fmt: skip
-        with torch.no_grad():
-            self._begin(plan, out, a, b, bias, plan.collective.launch, *scales).wait()
+        self._begin(plan, out, a, b, bias, plan.collective.launch, *scales)()
 
-    def _begin(self, plan: _Plan, out: Any, a: Any, b: Any, bias: Any, go: Callable[..., Any], *scales: Any) -> Begun:
-        """Do what comes before the end of the collective, which `go` launches, and return a handle for the rest."""
+    def _begin(
+        self, plan: _Plan, out: Any, a: Any, b: Any, bias: Any, go: Callable[..., Any], *scales: Any
+    ) -> Callable[[], None]:
+        """Do what comes before the end of the collective, which `go` launches, and return what does the rest."""
         if plan.gathered is not None:
             if plan.gather_scales is not None:
                 scales, a = (plan.gather_scales(scales[0]), scales[1]), a.view(torch.uint8)
             work = go(plan.gathered[1], a)
-            return Begun(partial(self._end, plan, work, out, b, bias, *scales))
+            return partial(self._end, plan, work, out, b, bias, *scales)
         parts, rows, columns = out, a.shape[0], b.shape[1]
         if self.op == "matmul_all_gather":  # one part of each member: (size, rows, columns)
             below = out.shape[1] == columns
@@ -164,7 +158,7 @@ class Unfused:
         product = parts[plan.rank] if plan.product is None else plan.product
         multiply(a, b, bias if plan.fuses_bias else None, product, plan.tf32, *scales)
         work = go(out if plan.product is None else parts, product)
-        return Begun(partial(self._end, plan, work, out, b, bias))
+        return partial(self._end, plan, work, out, b, bias)
 
     def _end(self, plan: _Plan, work: Any, out: Any, b: Any, bias: Any, *scales: Any) -> None:
         if work is not None:
@@ -177,102 +171,6 @@ class Unfused:
                 multiply(rows, b, own, out[rank], plan.tf32)
         elif plan.adds_bias and bias is not None:
             out.add_(bias)
-
-
-class Overlapped(Unfused):
-    """The same between nodes in chunks of rows or columns: the network carries one while the next one is computed."""
-
-    name = "overlapped"
-    info = everywhere("overlapped", "torch.matmul and a collective between nodes, in chunks")
-    scaled = ()
-
-    def supports(self, request: FusedRequest) -> Availability:
-        if len(nodes_of(request)) < 2:
-            return Availability.no("it is offered between nodes only")
-        if request.options["layout"] != "torch":
-            return Availability.no("it does not divide tiles")
-        if _pieces(request) < 2:
-            return Availability.no(f"chunks of less than {_LEAST_NBYTES} bytes, or {_LEAST_LINES} rows, do not pay")
-        return super().supports(request)
-
-    def cost(self, request: FusedRequest) -> float:
-        computed, moved, pieces = product_s(request), moving_s(request), _pieces(request)
-        fixed = pieces * fixed_s(request, launches=2, barriers=2)
-        return max(computed, moved) + min(computed, moved) / pieces + fixed
-
-    def prepare(self, request: FusedRequest, host: Host) -> list[tuple[int, int, _Plan]]:
-        """Prepare the chunks: where they begin and end, and their plans, two in turn and one for the last."""
-        lines = _lines(request)
-        length = -(-lines // _pieces(request))
-        plans: dict[tuple[int, int], _Plan] = {}
-        found = []
-        for number, begin in enumerate(range(0, lines, length)):
-            key = min(length, lines - begin), number % 2
-            if key not in plans:
-                plans[key] = self._prepare(_chunk_of(request, key[0]), host, f" of chunk {key[1]}")
-                if (key[0], 0) in plans:  # of one plan of the collective, calls may overlap
-                    plans[key].collective = plans[key[0], 0].collective
-            found.append((begin, begin + key[0], plans[key]))
-        return found
-
-    @torch.no_grad()
-    def launch(self, plan: Any, out: Any, a: Any, b: Any, bias: Any, *scales: Any) -> None:
-        before: Begun | None = None
-        length = plan[0][1] - plan[0][0]
-        for begin, end, part in plan:
-            if before is not None and end - begin < length:  # another plan of the collective, with the same buffers
-                before.wait()
-            tensors = self._divided(begin, end, out, a, b, bias)
-            work = self._begin(part, *tensors, part.collective.begin)
-            if before is not None:
-                before.wait()
-            before = work
-        if before is not None:
-            before.wait()
-
-    def _divided(self, begin: int, end: int, out: Any, a: Any, b: Any, bias: Any) -> tuple[Any, Any, Any, Any]:
-        """Return the tensors of a chunk."""
-        rows = a.shape[0]
-        along = bias is not None and (bias.dim() == 2 and bias.shape[1] == 1 and out.shape[1] > 1)
-        if self.op == "matmul_reduce_scatter" or (self.op == "matmul_all_gather" and out.shape[1] == b.shape[1]):
-            own = bias if bias is None or along else bias[..., begin:end]
-            return out[:, begin:end], a, b[:, begin:end], own
-        if self.op == "all_gather_matmul" and out.shape[0] != rows:
-            own = bias.unflatten(0, (-1, rows))[:, begin:end] if along else bias
-            return out.unflatten(0, (-1, rows))[:, begin:end], a[begin:end], b, own
-        return out[begin:end], a[begin:end], b, bias[begin:end] if along else bias
-
-
-_LEAST_NBYTES, _LEAST_LINES = 4 << 20, 64
-"""Of a chunk: bytes that take longer than it takes to begin with them, and a product that keeps a device busy."""
-
-
-def _lines(request: FusedRequest) -> int:
-    """Rows or columns that are divided into chunks."""
-    if _is_by_columns(request):
-        return request.n
-    by_rows = request.op == "all_gather_matmul" and request.options["gather_dim"] == 0
-    return request.m // request.group_size if by_rows else request.m
-
-
-def _is_by_columns(request: FusedRequest) -> bool:
-    """Whether chunks are columns: where rows are divided among the members."""
-    is_below = request.op == "matmul_all_gather" and request.options["gather_dim"] == 0
-    return request.op == "matmul_reduce_scatter" or is_below
-
-
-def _pieces(request: FusedRequest) -> int:
-    """How many chunks a call has."""
-    return min(CHUNKS, request.nbytes // _LEAST_NBYTES, _lines(request) // _LEAST_LINES)
-
-
-def _chunk_of(request: FusedRequest, lines: int) -> FusedRequest:
-    """Return the request of a chunk of some rows or columns."""
-    nbytes, (rows, columns) = request.nbytes // _lines(request) * lines, request.out_shape
-    if _is_by_columns(request):
-        return replace(request, n=lines, nbytes=nbytes, out_shape=(rows, lines))
-    m = request.m // _lines(request) * lines
-    return replace(request, m=m, nbytes=nbytes, out_shape=(m, columns))
 
 
 def scales_shape(request: FusedRequest) -> tuple[int, int]:
@@ -314,11 +212,18 @@ def multiply(
         return
     if a.dtype is not out.dtype:
         a, b = a.to(out.dtype), b.to(out.dtype)
-    with float32_products(tf32) if a.is_cuda and a.dtype is torch.float32 else nullcontext():
-        if bias is None:
-            torch.mm(a, b, out=out)
-        else:
-            torch.addmm(bias, a, b, out=out)
+    if a.dtype is torch.float32 and a.is_cuda:
+        with float32_products(tf32):
+            _multiply_plain(a, b, bias, out)
+    else:
+        _multiply_plain(a, b, bias, out)
+
+
+def _multiply_plain(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
+    if bias is None:
+        torch.mm(a, b, out=out)
+    else:
+        torch.addmm(bias, a, b, out=out)
 
 
 def _multiply_scaled(

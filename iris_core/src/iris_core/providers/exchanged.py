@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from iris_core.device.launch_order import Begun
 from iris_core.providers.model import between_nodes_s, everywhere
-from iris_core.providers.parts import Begun, Composed, dense, part_of, scratch_of
+from iris_core.providers.parts import Composed, dense, part_of, scratch_of
 from iris_core.types import REDUCIBLE
 
 if TYPE_CHECKING:

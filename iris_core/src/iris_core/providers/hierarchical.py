@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from iris_core.device.launch_order import Begun
 from iris_core.dispatch.requests import REDUCING, nodes_of
 from iris_core.providers.model import between_nodes_s, everywhere
-from iris_core.providers.parts import PARTED_IN, PARTED_OUT, Begun, Composed, Staged, dense, part_of, scratch_of, staged
+from iris_core.providers.parts import PARTED_IN, PARTED_OUT, Composed, Staged, dense, part_of, scratch_of, staged
 from iris_core.world.scaling import CHUNKS
 
 if TYPE_CHECKING:

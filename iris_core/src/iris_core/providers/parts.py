@@ -15,6 +15,7 @@ from iris_core.types import Availability, CollectiveRequest, FusedRequest, NormR
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from iris_core.device.launch_order import Begun
     from iris_core.dispatch.team import Host
 
 PARTED_IN, PARTED_OUT = ("reduce_scatter", "all_to_all", "scatter"), ("all_gather", "all_to_all", "gather")
@@ -146,11 +147,7 @@ def staged(
 
 
 class Composed:
-    """A collective between nodes that is made of others.
-
-    Args:
-        op: the operation.
-    """
+    """A collective between nodes that is made of others."""
 
     spans_nodes = composes = True
     fields: tuple[str, ...] = ()
@@ -178,20 +175,3 @@ class Composed:
     def launch(self, plan: Any, out: Any, inp: Any, stream: Any = None) -> None:
         with nullcontext() if stream is None else torch.cuda.stream(stream):
             self.begin(plan, out, inp).wait()
-
-
-class Begun:
-    """A handle of what is under way, which `finish` ends, once; of what the current stream does in order, without."""
-
-    def __init__(self, finish: Callable[[], None] | None = None) -> None:
-        self._finish = finish
-
-    def wait(self, timeout_s: float | None = None) -> None:
-        """Wait for the end: on the CPU the host does, else the current stream."""
-        finish, self._finish = self._finish, None
-        if finish is not None:
-            finish()
-
-    def is_completed(self) -> bool:
-        """Whether a caller has waited for the end."""
-        return self._finish is None

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from iris_core.device.launch_order import Begun
 from iris_core.dispatch.requests import nodes_of
 from iris_core.providers.hierarchical import grid_of, strides_of
 from iris_core.providers.model import between_nodes_s, everywhere
-from iris_core.providers.parts import Begun, Composed, Staged, dense, part_of, scratch_of, staged
+from iris_core.providers.parts import Composed, Staged, dense, part_of, scratch_of, staged
 
 if TYPE_CHECKING:
     from collections.abc import Callable

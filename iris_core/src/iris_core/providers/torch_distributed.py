@@ -6,9 +6,11 @@ the fastest, or by name; between nodes they carry everything.  What they reduce 
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import datetime
 import math
+import threading
 import time
 import warnings
 from dataclasses import dataclass, field
@@ -17,13 +19,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 import torch.distributed as dist
 
+from iris_core.device.launch_order import Begun
 from iris_core.dispatch.config import Config
-from iris_core.dispatch.requests import COLUMNS, REDUCING, name_of, nodes_of
+from iris_core.dispatch.requests import COLUMNS, POINT_TO_POINT, REDUCING, name_of, nodes_of
 from iris_core.dispatch.team import ELEMENT_TYPES
 from iris_core.errors import CollectiveTimeoutError, DeviceError, IrisError, UnsupportedError
 from iris_core.providers.baseline import Unfused
 from iris_core.providers.model import between_nodes_s, everywhere
-from iris_core.providers.parts import PARTED_IN, PARTED_OUT, Begun, Staged, dense, scratch_of, staged
+from iris_core.providers.parts import PARTED_IN, PARTED_OUT, Staged, dense, scratch_of, staged
 from iris_core.types import Availability, DeviceType
 from iris_core.world.failures import name_ranks
 
@@ -196,6 +199,9 @@ class _Plan:
                 work.wait()
                 return
             until = time.monotonic() + self.bound_s
+            if self.op in POINT_TO_POINT:
+                self._end_message(work, until)
+                return
             while not work.is_completed():
                 try:
                     work.wait(datetime.timedelta(seconds=min(_LOOK_S, max(1e-3, until - time.monotonic()))))
@@ -206,6 +212,23 @@ class _Plan:
                         if time.monotonic() >= until:
                             raise self._late() from None
             work.wait()
+
+    def _end_message(self, work: Any, until: float) -> None:
+        """Wait for a message once: gloo closes its connections where such a wait is given up."""
+        waiting: concurrent.futures.Future[Any] = concurrent.futures.Future()
+
+        def wait() -> None:
+            try:
+                waiting.set_result(work.wait(datetime.timedelta(seconds=self.bound_s)))
+            except BaseException as error:  # noqa: BLE001 - the caller gets it
+                waiting.set_exception(error)
+
+        threading.Thread(target=wait, daemon=True).start()
+        while not concurrent.futures.wait((waiting,), _LOOK_S).done:
+            self.watch()
+        if waiting.exception() is not None and time.monotonic() >= until:
+            raise self._late()
+        waiting.result()
 
     def _late(self) -> CollectiveTimeoutError:
         who, is_one = name_ranks(self.far), len(self.far) == 1

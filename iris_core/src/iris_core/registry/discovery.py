@@ -23,10 +23,7 @@ _NAME = re.compile(r"[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?", re.ASCII)
 
 
 def discover(search_path: Sequence[str] | None = None) -> list[PluginRecord]:
-    """Read the entry points of all distributions on a path, by default the interpreter's.  Imports no plugin.
-
-    A damaged distribution is listed as broken.
-    """
+    """Read the entry points of all distributions on a path, by default the interpreter's.  Imports no plugin."""
     records: list[PluginRecord] = []
     seen = set()
     for found in installed(search_path):

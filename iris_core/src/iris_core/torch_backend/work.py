@@ -48,7 +48,6 @@ class DoneWork(dist.Work):
         return True
 
     def synchronize(self) -> None:
-        """Do the same as `wait()`."""
         self.wait()
 
     block_current_stream = synchronize
@@ -58,11 +57,9 @@ class DoneWork(dist.Work):
         return True
 
     def is_success(self) -> bool:
-        """Whether it is finished without an error."""
         return self.is_completed()
 
     def result(self) -> list[Any]:
-        """Return the output tensors."""
         return self._result or []
 
     def get_future(self) -> torch.futures.Future[Any]:

@@ -6,7 +6,6 @@ ranks.  Importing this imports neither torch nor triton.
 """
 
 from iris_core.world.group import Arrival as Arrival
-from iris_core.world.group import SingleWorld as SingleWorld
 from iris_core.world.group import World as World
 from iris_core.world.group import arrive as arrive
 from iris_core.world.group import connect as connect

@@ -17,7 +17,7 @@ import struct
 import threading
 import time
 from collections import defaultdict, deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from iris_core.errors import CollectiveTimeoutError, HeapClosedError, IrisError, PeerLostError
 from iris_core.world.failures import name_ranks
@@ -26,9 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
 _HEADER = struct.Struct("<QQBHIQ")  # world, number, kind, then lengths: of the call, of the descriptors, of the payload
-_FDS_PER_MESSAGE = 200  # the kernel's limit is 253
+_FDS_PER_MESSAGE, _MOST_FDS = 200, 253  # the second is the kernel's limit
 _ROOM_NBYTES = 1 << 16
-_ROOM_FDS = socket.CMSG_SPACE(253 * array.array("i").itemsize)
 _LATER = (errno.EAGAIN, errno.ETOOMANYREFS)  # a full queue; too many descriptors in flight, until the peer takes some
 _LEFT = 0  # kind of frame: this rank closes its world; with a payload if it gives up
 _LOOK_S = 0.1  # a thread that polls does not notice that another one has something to send
@@ -93,20 +92,18 @@ class Link:
         """Take in what has arrived; with `everything` of a peer whose process has ended, to the end."""
         while not self.ended:
             try:
-                data, extra, _, _ = self._connection.recvmsg(_ROOM_NBYTES, _ROOM_FDS, socket.MSG_CMSG_CLOEXEC)
+                data, fds, _, _ = socket.recv_fds(self._connection, _ROOM_NBYTES, _MOST_FDS, socket.MSG_CMSG_CLOEXEC)
             except BlockingIOError:
                 return
             except ConnectionResetError:
-                data, extra = b"", []
-            for level, kind, raw in extra:
-                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                    self._fds += array.array("i", raw[: len(raw) - len(raw) % array.array("i").itemsize])
+                data, fds = b"", []
+            self._fds += fds
             if data:
                 self._in += data
                 self._parse()
             else:
                 self.ended = True
-            if len(data) < _ROOM_NBYTES and not extra and not everything:
+            if len(data) < _ROOM_NBYTES and not fds and not everything:
                 return
 
     def _parse(self) -> None:
@@ -155,14 +152,11 @@ class Link:
 class Exchanges:
     """The connections of one rank to its peers, with a descriptor of each peer's process.
 
-    `first_error` turns the error of lost peers into that of the first ones, alike on all ranks; `leave` ends all.
+    `opening` has made them: it turns the error of lost peers into that of the first ones, alike on all ranks.
     """
 
-    def __init__(
-        self, links: Mapping[int, Link], pidfds: Mapping[int, int], first_error: Callable[[IrisError], IrisError],
-        leave: Callable[[], None],
-    ) -> None:  # fmt: skip
-        self._first_error, self._leave = first_error, leave
+    def __init__(self, links: Mapping[int, Link], pidfds: Mapping[int, int], opening: Any) -> None:
+        self._opening = opening
         self._links, self._pidfds = dict(links), dict(pidfds)
         self._closed, self._why = "", b""
         self._changed = threading.Condition(threading.Lock())
@@ -231,7 +225,7 @@ class Exchanges:
         """Publish why this rank is going to close its world; others may still need it."""
         if not self._closed:
             named = error if isinstance(error, PeerLostError | CollectiveTimeoutError) else None
-            self._first_error(named or gave_up(rank, "closed its world", error))
+            self._opening.first_error(named or gave_up(rank, "closed its world", error))
             self._why = b"error"
 
     def check_usable(self) -> None:
@@ -255,7 +249,7 @@ class Exchanges:
             link.close()
         close_all(self._pidfds.values())
         self._links, self._pidfds, self._poll = {}, {}, select.poll()
-        self._leave()
+        self._opening.leave()
         self._changed.notify_all()
 
     def refuse(self, why: str) -> None:
@@ -281,7 +275,8 @@ class Exchanges:
                 self._dead.add(peer)
         what = "ended" if self._dead.issuperset(ranks) else f"closed {its} world, or ended,"
         text = f"{name_ranks(ranks)} {what} while others still needed {it}; look at the output of that process"
-        return self._first_error(PeerLostError(f"{text} for the first error", ranks=ranks))
+        error: IrisError = self._opening.first_error(PeerLostError(f"{text} for the first error", ranks=ranks))
+        return error
 
     def _receive(self, timeout_s: float) -> None:
         """Wait until data has arrived, or a socket takes pending data."""

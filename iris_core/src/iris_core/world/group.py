@@ -74,7 +74,7 @@ class _Plain(pickle.Unpickler):
 
 
 class World:
-    """The ranks that share one heap.  Every method is collective, unless it says otherwise.
+    """The ranks that share one heap, by default one.  Every method is collective, unless it says otherwise.
 
     Collective methods raise:
         RankMismatchError: ranks are in different methods, or bring different numbers of integers; all of them raise.
@@ -84,10 +84,10 @@ class World:
 
     def __init__(
         self,
-        exchanges: Exchanges | None,  # None in a world of one
-        ranks: Sequence[int],  # see below
-        rank: int,  # this rank among them
-        timeout_s: float,  # bound of every exchange
+        exchanges: Exchanges | None = None,  # None in a world of one
+        ranks: Sequence[int] = (0,),  # see below
+        rank: int = 0,  # this rank among them
+        timeout_s: float = 0.0,  # bound of every exchange
         members: Sequence[int] | None = None,  # their ranks in torch.distributed, where the ranks come from there
         parent: World | None = None,  # the world of all ranks, unless this is the one
         nodes: tuple[tuple[int, ...], ...] | None = None,  # the ranks of each node, of the world of all; None for one
@@ -383,13 +383,6 @@ class World:
             self._exchanges.refuse(why)
 
 
-class SingleWorld(World):
-    """A world of one rank: nothing to exchange."""
-
-    def __init__(self) -> None:
-        super().__init__(None, (0,), 0, 0.0)
-
-
 def _called() -> bytes:
     """Return the name of the function of Iris that was called last from outside."""
     frame, name = sys._getframe(1), ""
@@ -406,22 +399,22 @@ _made: Counter[str] = Counter()  # worlds of this process, by folder
 
 
 class Arrival:
-    """A rank whose process the others know, before it has connections with them; `where` is None in a world of one."""
+    """A rank whose process the others know, before it has connections with them; in a world of one, there are none."""
 
-    def __init__(self, where: rendezvous.Rendezvous | None) -> None:
-        self._where = where
-        self.opening = None if where is None else rendezvous.Opening(where)  # None once the world was opened
+    def __init__(self, opening: rendezvous.Opening | None) -> None:
+        self.opening = opening  # None once the world was opened
 
     def open(self, timeout_s: float) -> World:
         """Return the world; `timeout_s` bounds this and every exchange.  Collective: every rank calls it."""
-        where, opening = self._where, self.opening
-        if where is None or opening is None:
-            return SingleWorld()
-        if where.refused is not None:
-            raise where.refused
+        opening = self.opening
+        if opening is None:
+            return World()
+        if opening.refused is not None:
+            raise opening.refused
         self.opening = None
         exchanges = opening.run(timeout_s)
-        return World(exchanges, range(where.world_size), where.rank, timeout_s, where.members, nodes=opening.nodes)
+        ranks, members, nodes = range(opening.world_size), opening.members, opening.nodes
+        return World(exchanges, ranks, opening.rank, timeout_s, members, nodes=nodes)
 
 
 @contextlib.contextmanager
@@ -454,8 +447,8 @@ def launched_in(folder: str, rank: int, world_size: int) -> None:
     _launched = os.getpid(), folder, rank, world_size
 
 
-def _find(group: dist.ProcessGroup | None) -> rendezvous.Rendezvous | None:
-    """Return the rendezvous of the ranks; None for a world of one."""
+def _find(group: dist.ProcessGroup | None) -> rendezvous.Opening | None:
+    """Announce this process to the other ranks; None for a world of one."""
     if initialised_torch() is not None:
         return rendezvous.find_by_torch(group)
     if group is not None:
@@ -469,7 +462,7 @@ def _find(group: dist.ProcessGroup | None) -> rendezvous.Rendezvous | None:
                 "iris_core.run do it (torch_distributed=True)"
             )
         _made[folder] += 1
-        return rendezvous.Rendezvous(folder, rank, world_size, str(_made[folder]))
+        return rendezvous.Opening(folder, rank, world_size, str(_made[folder]))
     environ = os.environ
     if missing := [name for name in _TORCHRUN_VARIABLES if name not in environ]:
         if "RANK" in environ and environ.get("WORLD_SIZE", "1") != "1":
@@ -491,4 +484,4 @@ def _find(group: dist.ProcessGroup | None) -> rendezvous.Rendezvous | None:
     parts = [environ["MASTER_ADDR"], environ["MASTER_PORT"], environ["WORLD_SIZE"]]
     folder = rendezvous.named_folder(*parts, *(environ.get(name, "") for name in _MORE_VARIABLES))
     _made[folder] += 1  # the same on all ranks
-    return rendezvous.Rendezvous(folder, rank, world_size, str(_made[folder]), is_new=False)
+    return rendezvous.Opening(folder, rank, world_size, str(_made[folder]), is_new=False)

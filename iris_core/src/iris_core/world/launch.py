@@ -149,11 +149,9 @@ class RankProcesses:
             fn, num_ranks: as of that function; it takes the further arguments as well.
             timeout_s: bound of this job; that of all jobs by default.
 
-        Raises:
-            ArgumentError: this machine cannot hold these ranks.
+        Raises, beside what that function does:
             RankError: a rank raised.  Processes that do not come back are replaced, and those that an error may have
                 spoilt for the rest of the process: they have used a GPU, or have groups of torch.distributed.
-            PeerLostError: a process ended.
             CollectiveTimeoutError: the job took too long; the message names it and the ranks that were still running,
                 and says where.
         """
@@ -226,7 +224,6 @@ class RankProcess:
             self.pipe.send(job)
 
     def kill(self) -> None:
-        """End it, if it has not ended yet."""
         self.process.kill()
         self.process.join(_END_S)
         self.pipe.close()

@@ -117,7 +117,6 @@ class Folder:
             return dict(json.load(file))
 
     def remove(self, name: str) -> None:
-        """Remove a file, if there is one."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self.fd)
 
@@ -138,7 +137,6 @@ class Folder:
         return any(each is not None and _started_at(each["pid"]) == each["started"] for each in said)
 
     def close(self) -> None:
-        """Close the descriptor."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -218,23 +216,8 @@ def group_by_node(hosts: Sequence[object]) -> tuple[tuple[int, ...], ...]:
 
 
 # -- meeting there ----------------------------------------------------------------------------------------------------
-@dataclass
-class Rendezvous:
-    """The place where the ranks of a world find each other."""
-
-    path: str  # of the folder
-    rank: int
-    world_size: int
-    name: str  # of the world among those that are made there
-    is_new: bool = True  # the folder was made for this job, so that all files there are the job's
-    members: tuple[int, ...] | None = None  # the ranks in torch.distributed, where they come from there
-    store: SharedStore | None = None  # of the world, likewise; then the folder is this world's alone, and goes with it
-    host: str = ""  # equal for the ranks that can map each other's memory
-    refused: IrisError | None = None  # why this rank cannot take part
-
-
-def find_by_torch(group: dist.ProcessGroup | None) -> Rendezvous:
-    """Return the rendezvous of a group of torch.distributed; of all ranks for None.
+def find_by_torch(group: dist.ProcessGroup | None) -> Opening:
+    """Announce this process to the ranks of a group of torch.distributed; to all ranks for None.
 
     Its store holds what the folder of each host is named after, and which host each rank is on.
     """
@@ -257,7 +240,7 @@ def find_by_torch(group: dist.ProcessGroup | None) -> Rendezvous:
     number = SharedStore(store, name, rank).count(f"made by {rank}")  # for each world that the members make
     shared = SharedStore(store, f"{name}/{number}", rank)
     folder = named_folder(shared.set_first(f"folder/{host}", {"key": secrets.token_hex(32)})["key"])
-    return Rendezvous(folder, rank, len(members), "1", True, members, shared, host, refused)
+    return Opening(folder, rank, len(members), "1", True, members, shared, host, refused)
 
 
 @dataclass(slots=True)
@@ -271,34 +254,43 @@ class _Peer:
     proven: bool = False  # whether it has shown over this connection that it knows the token
 
 
+@dataclass(eq=False)
 class Opening:
     """One rank's way to connections with all others; they know its process from the beginning."""
 
-    def __init__(self, where: Rendezvous) -> None:
-        self._where = where
+    path: str  # of the folder
+    rank: int
+    world_size: int
+    name: str  # of the world among those that are made there
+    is_new: bool = True  # the folder was made for this job, so that all files there are the job's
+    members: tuple[int, ...] | None = None  # the ranks in torch.distributed, where they come from there
+    store: SharedStore | None = None  # of the world, likewise; then the folder is this world's alone, and goes with it
+    host: str = ""  # equal for the ranks that can map each other's memory
+    refused: IrisError | None = None  # why this rank cannot take part
+
+    def __post_init__(self) -> None:
         self._since = 0.0  # what happened before counts for nothing, in seconds since the machine was started
-        if not where.is_new:
+        if not self.is_new:
             self._since = (_started_at(os.getpid()) or 0) / os.sysconf("SC_CLK_TCK")
-        self._folder = Folder(where.path)
+        self._folder = Folder(self.path)
         self._pid = os.getpid()
-        self._failed = f"failed.{where.name}"
-        self._peers = {rank: _Peer() for rank in range(where.world_size) if rank != where.rank}
-        self._store = where.store  # None where no rank is on another node
+        self._failed = f"failed.{self.name}"
+        self._peers = {rank: _Peer() for rank in range(self.world_size) if rank != self.rank}
+        self._store = self.store  # None where no rank is on another node
         self._next_look = 0.0
-        self.nodes: tuple[tuple[int, ...], ...] = () if where.store else (tuple(range(where.world_size)),)
+        self.nodes: tuple[tuple[int, ...], ...] = () if self.store else (tuple(range(self.world_size)),)
         """The ranks of each node; empty until all have said where they are."""
         self._token = secrets.token_bytes(32)
         self._socket_name = f"socket.{secrets.token_hex(8)}"
-        self._card = f"card.{where.name}.{where.rank}"
+        self._card = f"card.{self.name}.{self.rank}"
         self._listener: socket.socket | None = None
-        self._folder.announce(where.rank, self._pid)
+        self._folder.announce(self.rank, self._pid)
 
     def run(self, timeout_s: float) -> Exchanges:
         """Return the connections with all other ranks; `timeout_s` bounds the way to them."""
-        where = self._where
         try:
             if self._store is not None:
-                self._store.set(f"host/{where.rank}", where.host.encode())
+                self._store.set(f"host/{self.rank}", self.host.encode())
             self._listen()
             self._connect_all(timeout_s)
         except BaseException as e:
@@ -312,10 +304,8 @@ class Opening:
         self._withdraw()
         links = {rank: peer.link for rank, peer in self._peers.items() if peer.link is not None}
         pidfds = {rank: peer.pidfd for rank, peer in self._peers.items() if peer.pidfd is not None}
-        own = links, pidfds, self.first_error, self._leave
-        if self._store is None:
-            return Exchanges(*own)
-        return StoreExchanges(*own, self._store, where.rank, self.nodes, self._as_error)
+        kind = Exchanges if self._store is None else StoreExchanges
+        return kind(links, pidfds, self)
 
     def fail(self, error: BaseException) -> BaseException:
         """Release everything, and publish why this rank cannot go on; return the first error."""
@@ -325,7 +315,7 @@ class Opening:
                 error = IrisError(f"cannot open the world: {error}{more}")
             if isinstance(error, IrisError):
                 return self.first_error(error)
-            self.first_error(gave_up(self._where.rank, "gave up opening its world", error))
+            self.first_error(gave_up(self.rank, "gave up opening its world", error))
             return error
         finally:
             for peer in self._peers.values():
@@ -335,7 +325,7 @@ class Opening:
                     os.close(peer.pidfd)
             self._withdraw()
             if all(peer.pid >= 0 for peer in self._peers.values()):  # else the folder is for those who come late
-                self._leave()
+                self.leave()
             self._folder.close()
 
     def _withdraw(self) -> None:
@@ -343,24 +333,24 @@ class Opening:
         for name in (self._card, self._socket_name):
             self._folder.remove(name)
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
         """Close the folder with the world; its files stay if this process was forked off."""
-        if self._where.store is not None and self._folder.fd >= 0 and os.getpid() == self._pid:
-            self._folder.leave(self._where.rank)
+        if self.store is not None and self._folder.fd >= 0 and os.getpid() == self._pid:
+            self._folder.leave(self.rank)
         self._folder.close()
 
     def first_error(self, error: IrisError) -> IrisError:
         """Publish an error to the other ranks, unless there is an earlier one; return the first one."""
         kind = next(name for name, each in _ERRORS.items() if isinstance(error, each))
         ranks = getattr(error, "ranks", ()) or getattr(error, "missing_ranks", ())
-        me, at = self._where.rank, time.clock_gettime(time.CLOCK_BOOTTIME)
+        me, at = self.rank, time.clock_gettime(time.CLOCK_BOOTTIME)
         mine: Mapping[str, Any] = {"kind": kind, "by": me, "ranks": list(ranks), "text": str(error), "at": at}
         with contextlib.suppress(OSError):  # the folder was emptied: then what this rank knows must do
             found = self._folder.read(self._failed)
             if found is not None and found["at"] < self._since:
                 self._folder.write(self._failed, mine)
             mine = self._folder.write(self._failed, mine, first=True)
-        return self._as_error(self._first_of_all_nodes(mine))
+        return self.as_error(self._first_of_all_nodes(mine))
 
     def _first_of_all_nodes(self, said: Mapping[str, Any]) -> Mapping[str, Any]:
         if self._store is not None:
@@ -368,8 +358,9 @@ class Opening:
                 said = self._store.set_first(FAILED, said)
         return said
 
-    def _as_error(self, said: Mapping[str, Any]) -> IrisError:
-        me = self._where.rank
+    def as_error(self, said: Mapping[str, Any]) -> IrisError:
+        """Make the error of a failure that was published."""
+        me = self.rank
         named = {"PeerLostError": "ranks", "CollectiveTimeoutError": "missing_ranks"}.get(said["kind"])
         by = "" if named or said["by"] == me else f"rank {said['by']}: "
         text = f"rank {me}: {by}{said['text']}"
@@ -393,7 +384,7 @@ class Opening:
         while not (self.nodes and all(peer.proven for peer in self._peers.values())):
             failed = self._folder.read(self._failed)
             if failed is not None and failed["at"] >= self._since:
-                raise self._as_error(self._first_of_all_nodes(failed))
+                raise self.as_error(self._first_of_all_nodes(failed))
             if self._store is not None:
                 self._look_into(self._store)
             for rank, peer in self._peers.items():
@@ -412,30 +403,30 @@ class Opening:
 
     def _look_into(self, store: SharedStore) -> None:
         """Find out who is on this node, and raise what has happened on others."""
-        hosts = [f"host/{rank}" for rank in range(self._where.world_size)]
+        hosts = [f"host/{rank}" for rank in range(self.world_size)]
         if not self.nodes and store.has(hosts):
             self.nodes = group_by_node(store.get(hosts))
-            mine = next(ranks for ranks in self.nodes if self._where.rank in ranks)
+            mine = next(ranks for ranks in self.nodes if self.rank in ranks)
             self._peers = {rank: peer for rank, peer in self._peers.items() if rank in mine}
         now = time.monotonic()
         is_last_look = len(self.nodes) == 1
         if is_last_look or now >= self._next_look:
             self._next_look = now + LOOK_S
             if (failed := store.failure()) is not None:
-                raise self._as_error(failed)
+                raise self.as_error(failed)
         if is_last_look:
             self._store = None
 
     def _look_after(self, rank: int, peer: _Peer) -> None:
         """Advance the connection with one peer as far as possible."""
-        card = peer.card or self._folder.read(f"card.{self._where.name}.{rank}")
+        card = peer.card or self._folder.read(f"card.{self.name}.{rank}")
         said = None if card is not None and card["pid"] == peer.pid else self._folder.read(f"pid.{rank}")
         if said is not None and said["pid"] != peer.pid:
             self._watch(rank, peer, said)
         if card is None or peer.pidfd is None or card["pid"] != peer.pid:
             return  # not here yet, or of an earlier process
         peer.card = card
-        if peer.link is None and rank < self._where.rank:
+        if peer.link is None and rank < self.rank:
             self._connect(peer, card)
         if peer.link is not None:
             self._prove(peer, peer.link)
@@ -476,7 +467,7 @@ class Opening:
             except BlockingIOError:
                 return
             pid, uid = credentials(connection)
-            known = [peer for rank, peer in self._peers.items() if peer.pid == pid and rank > self._where.rank]
+            known = [peer for rank, peer in self._peers.items() if peer.pid == pid and rank > self.rank]
             if uid != os.geteuid() or not known or known[0].card is None or known[0].proven:
                 connection.close()  # a stranger, or a rank that will ask again when it is known
                 continue
@@ -521,7 +512,7 @@ class Opening:
         started = [rank for rank in missing if self._peers[rank].pidfd is not None]
         where = f" (of these, {name_ranks(started)} has started)" if started else ""
         return CollectiveTimeoutError(
-            f"opening the world of {self._where.world_size} ranks did not complete within the timeout of "
+            f"opening the world of {self.world_size} ranks did not complete within the timeout of "
             f"{timeout_s:g} s; {name_ranks(missing)} did not arrive{where}. Either that rank failed, or it does not "
             "make the same calls, or it runs on another host, or IRIS_BARRIER_TIMEOUT is too short",
             missing_ranks=missing,

@@ -22,7 +22,6 @@ from iris_core.world.exchange import Exchanges, Frame, close_all
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from iris_core.errors import IrisError
     from iris_core.world.exchange import Link
 
 _HEADER = struct.Struct("<BHI")  # kind, then the length of the call and the number of descriptors
@@ -81,7 +80,6 @@ class SharedStore:
         return int(self._call("add", f"{self._name}/{key}", 1))
 
     def remove(self, keys: Iterable[str]) -> None:
-        """Remove keys."""
         for key in keys:
             self._call("delete_key", f"{self._name}/{key}")
 
@@ -89,28 +87,16 @@ class SharedStore:
 class StoreExchanges(Exchanges):
     """The exchanges of one rank in a world of several nodes: with its node by its connections, else by the store.
 
-    Beside what `Exchanges` takes, the store, this rank and the ranks of each node; `as_error` makes an error of a
-    failure that was published.  The first rank of each node shows to the others, again and again, that it is there.
+    The first rank of each node shows to the others, again and again, that it is there.
     """
 
-    def __init__(
-        self,
-        links: Mapping[int, Link],
-        pidfds: Mapping[int, int],
-        first_error: Callable[[IrisError], IrisError],
-        leave: Callable[[], None],
-        store: SharedStore,
-        rank: int,
-        nodes: Sequence[Sequence[int]],
-        as_error: Callable[[Mapping[str, Any]], IrisError],
-    ) -> None:
-        super().__init__(links, pidfds, first_error, leave)
-        self._store, self._as_error = store, as_error
-        self._rank, self._world_size, self._node = rank, sum(map(len, nodes)), frozenset(links)
-        self._far = [node for node in nodes if rank not in node]
+    def __init__(self, links: Mapping[int, Link], pidfds: Mapping[int, int], opening: Any) -> None:
+        super().__init__(links, pidfds, opening)
+        self._store, self._rank, self._world_size = opening.store, opening.rank, opening.world_size
+        self._node, self._far = frozenset(links), [node for node in opening.nodes if opening.rank not in node]
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="iris beat", daemon=True)
-        if self._far and rank == min({rank, *links}):
+        if self._far and self._rank == min({self._rank, *links}):
             self._thread.start()
         self._sent: defaultdict[int, deque[tuple[int, list[str]]]] = defaultdict(deque)  # by world: number, and keys
         self._seen: dict[tuple[int, int], int] = {}  # the latest frame of a world and peer
@@ -120,7 +106,6 @@ class StoreExchanges(Exchanges):
     def gather(  # type: ignore[override]  # it looks by itself
         self, world: int, number: int, mine: Frame, peers: Sequence[int], timeout_s: float
     ) -> tuple[dict[int, Frame], list[int]]:
-        """See `Exchanges.gather`."""
         begin = time.monotonic()
         near, far = [[peer for peer in peers if (peer in self._node) == is_near] for is_near in (True, False)]
         self.check_usable()
@@ -183,7 +168,9 @@ class StoreExchanges(Exchanges):
             if now >= deadline:
                 keys = {peer: key for peer, key in keys.items() if self._store.has([key])}
         for peer, data in zip(keys, self._store.get(keys.values()) if keys else (), strict=True):
-            found[peer] = _unpack(data)
+            kind, length, num_fds = _HEADER.unpack_from(data)
+            middle = _HEADER.size + length
+            found[peer] = Frame(kind, data[_HEADER.size : middle], data[middle:], (), num_fds)
             self._seen[world, peer] = number
         return [peer for peer in far if peer not in keys]
 
@@ -192,7 +179,6 @@ class StoreExchanges(Exchanges):
         return bool(self._store.set(f"waits/{self._rank}", json.dumps([call, list(far)]).encode()))
 
     def waits_in(self, peer: int) -> list[str]:
-        """Return the calls in which a peer waits for this rank, as far as known."""
         if peer in self._node or not self._store.has([f"waits/{peer}"]):
             return super().waits_in(peer)
         call, ranks = json.loads(self._store.get([f"waits/{peer}"])[0])
@@ -230,7 +216,7 @@ class StoreExchanges(Exchanges):
             self._next_look = now + LOOK_S
             self._failed = self._store.failure()
         if self._failed is not None:
-            error = self._as_error(self._failed)
+            error = self._opening.as_error(self._failed)
             if not (ranks := getattr(error, "ranks", ())) or not set(ranks).isdisjoint(peers):
                 raise error
 
@@ -253,9 +239,3 @@ class StoreExchanges(Exchanges):
                 self._store.remove(["left", FAILED])
         except PeerLostError as e:
             logger.debug("the other nodes do not hear that this rank closes its world: %s", e)
-
-
-def _unpack(data: bytes) -> Frame:
-    kind, length, num_fds = _HEADER.unpack_from(data)
-    middle = _HEADER.size + length
-    return Frame(kind, data[_HEADER.size : middle], data[middle:], (), num_fds)

@@ -164,4 +164,4 @@ class Mail(KernelCollective):
     def launch(self, plan: Any, out: Any, inp: Any, stream: Any = None) -> None:
         tensor = inp if out is None else out
         (kernel,) = plan.kernels
-        kernel(stream, tensor if kernel.is_ready else plan.carrier.view(tensor))
+        kernel(stream, tensor if kernel.again else plan.carrier.view(tensor))

@@ -124,10 +124,13 @@ class KernelCollective:
     def launch(self, plan: Plan, out: Any, inp: Any, stream: Any = None) -> None:
         target = inp if out is None else out
         source = out if inp is None else inp
-        if not plan.is_ready:  # ready kernels look at the addresses only
-            plan.is_ready = all(kernel.is_ready for kernel in plan.kernels)
-            if plan.carrier is not None and not plan.is_ready:
-                target, source = plan.carrier.view(target), plan.carrier.view(source)
+        if plan.is_ready:
+            for kernel in plan.kernels:
+                kernel.again(stream, target, source)
+            return
+        plan.is_ready = all(kernel.again for kernel in plan.kernels)
+        if plan.carrier is not None and not plan.is_ready:  # else only addresses count
+            target, source = plan.carrier.view(target), plan.carrier.view(source)
         for kernel in plan.kernels:
             kernel(stream, target, source)
 
