@@ -114,8 +114,8 @@ class FailsInBetween(HostStreams):
     def check(self):
         super().check()
         self.go_on.set()
-        for each in list(self.made):
-            each.synchronize()
+        for made in list(self.made):
+            made().synchronize()
 
 
 @pytest.mark.parametrize("run", ["run", "run_async"])

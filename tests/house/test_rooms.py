@@ -44,18 +44,18 @@ BUDGETS = {
     "iris_core/cli": 1662,
     "iris_core/device": 1370,
     "iris_core/dispatch": 3355,
-    "iris_core/heap": 2704,
+    "iris_core/heap": 2705,
     "iris_core/nn": 867,
     "iris_core/ops": 1198,
-    "iris_core/providers": 2046,
+    "iris_core/providers": 2053,
     "iris_core/registry": 934,
     "iris_core/testing": 2000,
     "iris_core/torch_backend": 2440,
     "iris_core/tracing": 509,
     "iris_core/tuning": 427,
-    "iris_core/world": 2217,
+    "iris_core/world": 2221,
     "iris_allocators/*.py": 517,
-    "iris_allocators/driver": 425,
+    "iris_allocators/driver": 443,
     "iris_allocators/nccl": 234,
     "iris_allocators/vmem": 667,
     "iris_triton/*.py": 1511,
@@ -78,7 +78,7 @@ BUDGETS = {
 FEATURES = {
     "PyTorch": (2534, ("iris_core.torch_backend", "iris_core.dispatch.traced")),
     "several nodes": (
-        2540,
+        2545,
         (
             "iris_core.providers.hierarchical", "iris_core.providers.exchanged", "iris_core.providers.straight",
             "iris_core.providers.overlapped",
@@ -99,7 +99,7 @@ FEATURES = {
     ),
     "checker": (4500, ("iris_triton.checker", "iris_core.cli.check", "iris_core.cli.all_orders")),
 }  # fmt: skip
-REST = 39_928
+REST = 39_955
 """Lines of all else, at most; 38,000 were planned."""
 
 # What does not keep to the rules yet: only ever shorter.

@@ -172,7 +172,8 @@ def pass_descriptors(part, members, each=lambda rank: rank % 3):
     for index, row in enumerate(got):
         contents = [os.pread(each.fd, 99, 0).decode() for each in row[:-1]]
         right = [f"{members[index]} {number}" for number in range(each(members[index]))]
-        if contents != right or row[-1] != Segment(9, 9, b"plain"):
+        for_children = any(os.get_inheritable(each.fd) for each in row[:-1])
+        if contents != right or for_children or row[-1] != Segment(9, 9, b"plain"):
             wrong.append((members[index], contents))
         if index != part.rank:
             for segment in row[:-1]:

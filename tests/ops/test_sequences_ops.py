@@ -88,6 +88,25 @@ def workspaces(device):
     return [name for name, holds in said.items() if not holds]
 
 
+def without_gradients(device):
+    """Products of parameters in no_grad: also in a thread of the context, or bound there and called elsewhere."""
+    with Iris("8MiB", device=device) as ctx:
+        how = {"device": ctx.device, "requires_grad": True}
+        a, b, bias = torch.ones(8, 8, **how), torch.ones(8, 8, **how), torch.ones(8, **how)
+        for name in ("unfused", None):
+            config, outs = FusedConfig(algorithm=name), [torch.zeros(8, 8, device=ctx.device) for _ in range(4)]
+            product = partial(ctx.ops.matmul_all_reduce, A=a, B=b, bias=bias, config=config)
+            with torch.no_grad():
+                product(outs[0])
+                work = product(outs[1], async_op=True)
+                product(outs[2])  # behind it
+                work.wait()
+                bound = ctx.ops.bind("matmul_all_reduce", outs[3], a, b, bias, config=config)
+            bound()
+            assert [each.unique().tolist() for each in outs] == [[8.0 * ctx.num_ranks + 1]] * 4
+            assert not any(each.requires_grad for each in outs)
+
+
 def without_room(device, deterministic):
     """A large product on a small heap: the library takes what needs less, a named algorithm says so.
 
@@ -201,6 +220,11 @@ def test_back_to_back_with_changing_data(pool, num_ranks, device):
     cases, calls = (cases, 24) if device == "cpu" else (None, 300)  # there, random ones
     job = partial(back_to_back, slow=True, draw=random_case, cases=cases, backend="triton")
     assert pool.run(job, num_ranks, device, calls, 12, timeout_s=300.0) == [[]] * num_ranks
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_products_of_parameters_in_no_grad(pool, num_ranks, device):
+    assert pool.run(without_gradients, num_ranks, device) == [None] * num_ranks
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])

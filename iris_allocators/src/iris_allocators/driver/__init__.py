@@ -6,7 +6,7 @@ the driver's own name for the failure.
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from iris_core.errors import DriverError, UnsupportedError
 from iris_core.types import DeviceType
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
 
 
@@ -176,21 +177,38 @@ class VmmDriver:
             self._call(self._synchronize)
 
 
-class Transaction(contextlib.ExitStack):
+class Transaction:
     """Remembers how to undo each step; leaving the block without `commit` undoes them, the latest first.
 
     A step that cannot be undone does not keep the others from being undone; it is noted on the error that caused the
-    rollback.
+    rollback, or the first such error is raised.
     """
+
+    def __init__(self) -> None:
+        self._steps: list[Callable[[], object]] = []
+
+    def callback(self, function: Callable[..., object], *args: Any) -> None:
+        """Remember that `function(*args)` undoes the step just taken."""
+        self._steps.append(functools.partial(function, *args))
 
     def commit(self) -> None:
         """Keep all steps: forget how to undo them."""
-        self.pop_all()
+        self._steps.clear()
+
+    def __enter__(self) -> Transaction:
+        return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        failed: list[Exception] = []
+        while self._steps:
+            try:
+                self._steps.pop()()
+            except Exception as e:  # noqa: BLE001 - noted or raised below; the other steps come first
+                failed.append(e)
+                if error is not None:
+                    error.add_note(f"while undoing: {e}")
         try:
-            super().__exit__(None, None, None)
-        except Exception as e:
-            if error is None:
-                raise
-            error.add_note(f"while undoing: {e}")
+            if failed and error is None:
+                raise failed[0]
+        finally:
+            failed.clear()  # else the error's traceback would keep this frame, which keeps the error

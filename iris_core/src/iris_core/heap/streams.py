@@ -99,7 +99,7 @@ class HostStream:
         self._streams, self._keep, self._last = streams, keep, _DONE
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="iris-collective")
         self._lock = threading.RLock()  # calls of two threads take turns
-        streams.made.add(self)
+        streams.made.append(weakref.ref(self))
 
     def run(self, launch: Callable[..., Any], *arguments: Any) -> Any:
         """Launch after everything that is on the stream, and wait for it; return what `launch` does.
@@ -198,7 +198,7 @@ class HostStreams:
     """The streams of a CPU rank, and its current one: the host itself, whose launches are done when they return."""
 
     def __init__(self) -> None:
-        self.made: weakref.WeakSet[HostStream] = weakref.WeakSet()  # whose `keep` may know what has the heap
+        self.made: list[weakref.ref[HostStream]] = []  # whose `keep` may know what has the heap
         self.failures: list[tuple[str, BaseException]] = []  # of calls: the operation, and its error
 
     def current(self) -> Stream:
@@ -215,8 +215,9 @@ class HostStreams:
 
     def synchronize(self, stream: Any = None) -> None:
         """Wait for all calls, or for those of one stream; raises like `check`."""
-        for each in list(self.made) if stream is None else (stream,):
-            each.synchronize()
+        for each in [made() for made in list(self.made)] if stream is None else [stream]:
+            if each is not None:
+                each.synchronize()
         self.check()
 
     def check(self) -> None:

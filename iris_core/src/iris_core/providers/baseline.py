@@ -140,6 +140,10 @@ class Unfused:
         self, plan: Any, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None,
         *scales: torch.Tensor,
     ) -> None:  # fmt: skip
+        if torch.is_grad_enabled():  # in a thread of its own, or by `bind`, whose call looks at no tensor
+            with torch.no_grad():
+                self.launch(plan, out, a, b, bias, *scales)
+            return
         self._begin(plan, out, a, b, bias, plan.collective.launch, *scales)()
 
     def _begin(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from iris_core.device.launch_order import Begun
 from iris_core.dispatch.requests import nodes_of
 from iris_core.providers.baseline import Unfused
@@ -56,6 +58,7 @@ class Overlapped(Unfused):
             found.append((begin, begin + key[0], plans[key]))
         return found
 
+    @torch.no_grad()
     def launch(self, plan: Any, out: Any, a: Any, b: Any, bias: Any, *scales: Any) -> None:
         before, length = Begun(), plan[0][1] - plan[0][0]
         for begin, end, part in plan:

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
 _HEADER = struct.Struct("<QQBHIQ")  # world, number, kind, then lengths: of the call, of the descriptors, of the payload
-_FDS_PER_MESSAGE, _MOST_FDS = 200, 253  # the second is the kernel's limit
+_FDS_PER_MESSAGE = 200  # the kernel's limit is 253
 _ROOM_NBYTES = 1 << 16
+_ROOM_FDS = socket.CMSG_SPACE(253 * array.array("i").itemsize)
 _LATER = (errno.EAGAIN, errno.ETOOMANYREFS)  # a full queue; too many descriptors in flight, until the peer takes some
 _LEFT = 0  # kind of frame: this rank closes its world; with a payload if it gives up
 _LOOK_S = 0.1  # a thread that polls does not notice that another one has something to send
@@ -92,18 +93,21 @@ class Link:
         """Take in what has arrived; with `everything` of a peer whose process has ended, to the end."""
         while not self.ended:
             try:
-                data, fds, _, _ = socket.recv_fds(self._connection, _ROOM_NBYTES, _MOST_FDS, socket.MSG_CMSG_CLOEXEC)
+                # not socket.recv_fds, which ignores flags: a child that is started now would keep the memory
+                data, extra, _, _ = self._connection.recvmsg(_ROOM_NBYTES, _ROOM_FDS, socket.MSG_CMSG_CLOEXEC)
             except BlockingIOError:
                 return
             except ConnectionResetError:
-                data, fds = b"", []
-            self._fds += fds
+                data, extra = b"", []
+            for level, kind, raw in extra:
+                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                    self._fds += array.array("i", raw[: len(raw) - len(raw) % array.array("i").itemsize])
             if data:
                 self._in += data
                 self._parse()
             else:
                 self.ended = True
-            if len(data) < _ROOM_NBYTES and not fds and not everything:
+            if len(data) < _ROOM_NBYTES and not extra and not everything:
                 return
 
     def _parse(self) -> None:
