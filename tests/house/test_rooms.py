@@ -43,7 +43,7 @@ BUDGETS = {
     "iris_core/ccl": 374,
     "iris_core/cli": 1662,
     "iris_core/device": 1370,
-    "iris_core/dispatch": 3355,
+    "iris_core/dispatch": 3356,
     "iris_core/heap": 2705,
     "iris_core/nn": 867,
     "iris_core/ops": 1198,
@@ -58,7 +58,7 @@ BUDGETS = {
     "iris_allocators/driver": 443,
     "iris_allocators/nccl": 234,
     "iris_allocators/vmem": 667,
-    "iris_triton/*.py": 1511,
+    "iris_triton/*.py": 1515,
     "iris_triton/collectives": 4314,
     "iris_triton/checker": 4116,
     "iris_triton/demos": 151,
@@ -99,7 +99,7 @@ FEATURES = {
     ),
     "checker": (4500, ("iris_triton.checker", "iris_core.cli.check", "iris_core.cli.all_orders")),
 }  # fmt: skip
-REST = 39_955
+REST = 39_956
 """Lines of all else, at most; 38,000 were planned."""
 
 # What does not keep to the rules yet: only ever shorter.

@@ -16,6 +16,7 @@
 enum { SLOTS = 256, WAYS = 4, MOST_TENSORS = 8, MOST_DIMS = 8, MOST_HOW = 12 };
 enum { MOST_WORDS = MOST_TENSORS * (1 + 2 * MOST_DIMS + MOST_TENSORS) };
 enum { DL_FLOAT = 2, DL_COMPLEX = 5 };
+#define APART (UINT64_C(1) << 63) /* no distance of tensors that overlap */
 
 typedef struct {
   void *data;
@@ -116,7 +117,7 @@ static Py_ssize_t describe(Cache *self, PyObject *tensors, uint64_t *words) {
       *word++ = (uint64_t)tensor.strides[d];
     }
     for (Py_ssize_t j = 0; j < i; j++)
-      *word++ = begin[i] < end[j] && begin[j] < end[i] ? begin[i] - begin[j] : UINT64_MAX;
+      *word++ = begin[i] < end[j] && begin[j] < end[i] ? begin[i] - begin[j] : APART;
   }
   return word - words;
 }

@@ -216,7 +216,11 @@ def call_cache(low: int, high: int, skips_float32: bool) -> Any:
     table = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
     if table is None or (make := _c_type("call_cache", "CallCache")) is None:
         return None
-    return make(table, torch.Tensor, torch.is_grad_enabled, low, high, 16, skips_float32)
+    try:
+        return make(table, torch.Tensor, torch.is_grad_enabled, low, high, 16, skips_float32)
+    except ValueError as error:  # of a DLPack to come
+        logger.info("calls are looked for in Python: %s", error)
+        return None
 
 
 def _c_launch(

@@ -425,6 +425,7 @@ class Binder:
         self.gpu = None  # CUDA refuses every question there
         for known in (self.bound, self.anywhere, self.fused):
             known.clear()
+            known.front = None  # which a call that is under way may still fill
 
     def open(self) -> Context:
         """Return the context; HeapClosedError if it is closed."""
