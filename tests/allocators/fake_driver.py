@@ -52,7 +52,7 @@ def _counted(method):
 
 
 class Faulty:
-    """Counts the calls of its public methods but those that are no driver's, and fails where it is told to.
+    """Counts the calls of its public methods but those that are no driver's, and fails where a test wants it.
 
     Attributes:
         calls: names of the calls so far.

@@ -18,7 +18,7 @@ U8 = torch.uint8
 
 
 def short_of_descriptors(rooms):
-    """Rank 1 may open only so many more files while the heap grows.
+    """Rank 1 has few descriptors left while the heap grows.
 
     Returns the error of each attempt, what is seen of the memory afterwards, and what drivers count at the end.
 

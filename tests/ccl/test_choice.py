@@ -102,7 +102,7 @@ def test_the_order_of_what_is_near(tmp_path):
 
 
 def test_the_nearest_number_of_ranks(tmp_path):
-    """Without its configs: they may not fit so many ranks."""
+    """Without its configs: they may not fit that number of ranks."""
     for size in (2, 4, 16):
         one_point(tmp_path, str(size), group_size=size)
     known = tables(tmp_path)

@@ -47,7 +47,7 @@ def mixed(job, *args):
 
 
 def stays_away(device):
-    """A rank that does not call: what the others are told; then all go on, in both languages."""
+    """A rank that does not call: what the others raise; then all go on, in both languages."""
     config = Config(algorithm=ALGORITHMS["all_reduce"])
     with environment(IRIS_DEVICE_TIMEOUT=soon(device)), Iris("8MiB", device=device, backend="gluon") as ctx:
         x, y = ctx.ones(6, 4), ctx.zeros(6, 4)

@@ -41,7 +41,7 @@ def benchmark():
 
 
 def matrix(rows, columns, seed, inner, dtype=torch.bfloat16, device="cpu"):
-    """-1, 0 and 1, so many that sums of `inner` products are exact in 16 bits, in any order."""
+    """-1, 0 and 1; sums of `inner` products are exact in 16 bits, in any order."""
     generator = torch.Generator(device).manual_seed(seed)
     density = min(1.0, (64 / inner) ** 0.5)
     values = torch.rand(rows, columns, generator=generator, device=device)

@@ -209,8 +209,8 @@ def measured_chunks():
 def messages():
     """Messages to all ranks and from all, of every kind of tensor, in order.
 
-    The first ones of rank 0 are late.  Then it sends rank 3, on another node, what that does not expect: rank 3 is
-    told, and gets nothing of it.
+    The first ones of rank 0 are late.  Then it sends rank 3, on another node, what that does not expect: rank 3
+    raises, and gets nothing of it.
     """
     with Iris("4MiB", device="cpu") as ctx:
         me, size = ctx.cur_rank, ctx.num_ranks

@@ -52,7 +52,7 @@ def events(device):
         events = ctx.tracing.events()
         assert (len(events), events.dropped) == (7, 3)
         ctx.tracing.disable()
-        launch()  # nobody writes into buffers that are gone
+        launch()  # no kernel writes into buffers that are gone
         assert int(word) == 10  # two programs, five launches: recorded or not, they do their work
         ctx.barrier()
 

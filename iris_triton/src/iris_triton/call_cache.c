@@ -68,10 +68,9 @@ static int needs_more(Cache *self, PyObject *object, const DLTensor *tensor) {
     needs = truth(PyObject_CallMethodNoArgs(object, str_is_neg));
   if (!needs && tensor->dtype.code == DL_COMPLEX)
     needs = truth(PyObject_CallMethodNoArgs(object, str_is_conj));
-  if (!needs)
-    needs = truth(PyObject_GetAttr(object, str_requires_grad));
-  else
+  if (needs)
     return needs;
+  needs = truth(PyObject_GetAttr(object, str_requires_grad));
   return needs > 0 ? truth(PyObject_CallNoArgs(self->is_grad_enabled)) : needs;
 }
 

@@ -93,12 +93,11 @@ class DeviceBarriers:
 
     def launch(self, group: Group, sem: str, stream: Any) -> None:
         """Launch a barrier on a stream, None for the current one; see `Iris.device_barrier`."""
-        if group is None and stream is None and self._of_all is not None:
-            again = self._of_all.again.get(sem)
-            if again is not None:
-                again()
-                return
-        self.bind(group, sem).launch(stream)
+        found = self._of_all if group is None and stream is None else None
+        if found is not None and (again := found.again.get(sem)) is not None:
+            again()
+        else:
+            self.bind(group, sem).launch(stream)
 
     def _make(self, members: tuple[int, ...]) -> _Group:
         size, count, rank = len(members), self._num_slots(len(members)), self._world.rank
@@ -172,11 +171,12 @@ class _Group:
             turn.set()
 
     def _launch(self, order: DeviceOrder, sem: str, stream: Any) -> None:
+        again = self.again.get(sem) or partial(order.run, self._enqueue, sem)
         with contextlib.nullcontext() if stream is None else torch.cuda.stream(stream):
             if sem not in self.again:
                 _refuse_capture(self._members, sem)
-            order.run(self._enqueue, sem)
-        self.again[sem] = partial(order.run, self._enqueue, sem)
+            again()
+        self.again[sem] = again
 
     def _enqueue(self, sem: str) -> None:
         slot = self._slot() if torch.cuda.is_current_stream_capturing() else self._first
