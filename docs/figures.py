@@ -150,7 +150,7 @@ def kernels() -> str:
 
 # -- beside peers -----------------------------------------------------------------------------------------------------
 _LEFT_OUT: dict[str, set[Any]] = {
-    "fused": {2048, "11008x4096", "28672x8192"}, "norm": {16, 128}, "models": {"heap", "dispatch", 8, 8192},
+    "fused": {1, 64, 512, 1024, 2048, "28672x8192"}, "norm": {16, 128}, "models": {"heap", "dispatch", 8, 8192},
     "torch_backend": {"FSDP2, 2048/2048", "FSDP2, 4096/512", "DDP, 4096/512"},
     "ccl": {"all_gather", "reduce_scatter"},  # between kernels
 }  # fmt: skip
