@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from iris_core.device.launch_order import SideStream
 from iris_gluon.gemm.gather_product import beside_copies
 from iris_triton.collectives.parts.side import Side
 from iris_triton.gemm import copy_engine_product
@@ -30,10 +31,10 @@ class Streams:
 
         patch.setattr(torch.cuda, "current_stream", lambda device: self.main)
         patch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: RAW + 1, raising=False)
+        patch.setattr(torch.cuda, "Stream", lambda index, priority: self.second)
+        patch.setattr(torch.cuda, "Event", lambda: self.event("ready"))
         patch.setattr(copy_engine_product, "multiply", multiply)
-        self.side = Side(
-            self.kernel("waits for all"), self._copy, self._write, int, self.second, RAW, self.event("ready")
-        )
+        self.side = Side(self.kernel("waits for all"), self._copy, self._write, int, SideStream(0), self.second, RAW)
 
     @staticmethod
     def _stream(name):

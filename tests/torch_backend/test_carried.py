@@ -1,6 +1,5 @@
 """Which calls NCCL carries, in which order, and what happens where it cannot: with stand-ins for it and for the GPU."""
 
-import contextlib
 import threading
 from types import SimpleNamespace
 
@@ -37,15 +36,11 @@ def made(monkeypatch):
     )
     order = Order()
 
-    def stream(device):
-        def wait_stream(current):
-            noted.streams += 1
+    def follow():
+        noted.streams += 1
 
-        return SimpleNamespace(wait_stream=wait_stream, device=device)
-
-    monkeypatch.setattr(torch.cuda, "Stream", stream)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: None)
-    monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
+    monkeypatch.setattr(carried, "SideStream", lambda index: SimpleNamespace(follow=follow, stream=None))
+    monkeypatch.setattr(carried, "on_stream", lambda stream, run: run())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: noted.is_captured)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="GPU 0"))
     monkeypatch.setattr(carried, "_LOOK_S", 0.01)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from iris_core.device.launch_order import DeviceOrder
+from iris_core.device.launch_order import DeviceOrder, SideStream, on_stream
 from iris_core.errors import HeapClosedError, PeerLostError
 from iris_core.logs import logger
 from iris_core.providers.torch_distributed import guarded
@@ -47,7 +48,7 @@ class Carried:
         self._binder, self._check_peers, self._method = ctx._binder, ctx.heap.check_peers, method
         order = ctx._binder.order()
         assert isinstance(order, DeviceOrder)
-        self._order, self._side = order, torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._order, self._side = order, SideStream(device.index)
         self._done = DoneWork([], device)
         self._device, self._heap = device, ctx._binder.here.heap
         self._known: dict[tuple[Any, ...], bool] = {}
@@ -136,12 +137,11 @@ class Carried:
                 raise
 
     def _launch(self, name: str, is_async: bool, *arguments: Any) -> dist.Work | None:
-        method = self._method(name)
+        run = partial(self._order.run, self._method(name), *arguments, engine=_ENGINE)
         if is_async and not self._order.continues(_ENGINE):  # the current stream must not wait for calls of ours
-            self._side.wait_stream(torch.cuda.current_stream(self._side.device))
-            with torch.cuda.stream(self._side):
-                return self._order.run(method, *arguments, engine=_ENGINE)  # type: ignore[no-any-return]
-        work: dist.Work | None = self._order.run(method, *arguments, engine=_ENGINE)
+            self._side.follow()
+            return on_stream(self._side.stream, run)  # type: ignore[no-any-return]
+        work: dist.Work | None = run()
         if is_async:
             return work
         if work is not None:  # else the current stream has it in order

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 from iris_core.api import Iris
+from iris_core.device.launch_order import SideStream, on_stream
 from iris_core.dispatch.requests import check_reducible
 from iris_core.errors import ArgumentError, UnsupportedError
 from iris_core.heap.mempool import share_mem_pool
@@ -86,7 +87,7 @@ class GroupOperations:
             store.set(f"iris all connected {turn}", "")
         store.wait([f"iris all connected {turn}"], timeout)  # one that ends now makes gloo's others fail to connect
         self._inner: dict[str, Any] = {"cpu": inner}
-        self._sides: dict[torch.device, torch.cuda.Stream] = {}
+        self._sides: dict[torch.device, SideStream] = {}
         self._thread: concurrent.futures.ThreadPoolExecutor | None = None
         self._last: concurrent.futures.Future[Any] | None = None
         self._pending: list[dist.Work] | None = None  # what was begun since `start_coalescing`
@@ -244,12 +245,11 @@ class GroupOperations:
                 return DoneWork(result, device)
             side = self._sides.get(device)
             if side is None:
-                side = self._sides[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-            side.wait_stream(torch.cuda.current_stream(device))
-            with torch.cuda.stream(side):
-                run()
+                side = self._sides[device] = SideStream(device.index)
+            side.follow()
+            on_stream(side.stream, run)
             for each in tensors:
-                each.record_stream(side)
+                each.record_stream(side.stream)
             return StreamWork(result, device, side)
         if not is_async and (self._last is None or self._last.done()):
             run()

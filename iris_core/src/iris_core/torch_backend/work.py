@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from iris_core.api import Iris
+    from iris_core.device.launch_order import SideStream
 
 
 def begin_event(name: str, tensors: Sequence[torch.Tensor], result: Sequence[torch.Tensor]) -> Any:
@@ -76,19 +77,19 @@ class DoneWork(dist.Work):
 class StreamWork(DoneWork):
     """An operation on a stream of its own; `wait` makes the current stream wait for it."""
 
-    def __init__(self, result: list[Any], device: torch.device, side: torch.cuda.Stream) -> None:
+    def __init__(self, result: list[Any], device: torch.device, side: SideStream) -> None:
         super().__init__(result, device)
-        self._side, self._event = side, side.record_event()
+        self._side, self._event = side, side.stream.record_event()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        torch.cuda.current_stream(self._device).wait_event(self._event)
+        self._event.wait(self._side.current())
         return super().wait()
 
     def is_completed(self) -> bool:
         return bool(self._event.query())
 
     def _fulfil(self, future: torch.futures.Future[Any]) -> None:
-        with torch.cuda.stream(self._side):  # whose event the future takes
+        with torch.cuda.stream(self._side.stream):  # whose event the future takes
             super()._fulfil(future)
 
 

@@ -44,7 +44,7 @@ class _Plan:
     def run(self, out: torch.Tensor, inp: torch.Tensor) -> None:
         """Copy parts of the input, in bytes, to the outputs, one row for each member."""
         side, source = self.side, inp.data_ptr()
-        main = None if side.stream is None else side.current()
+        main = None if side.second is None else side.second.current()
         self.enter(None)
         side.wait()
         for number, done in enumerate(range(0, self.nbytes, self.capacity)):

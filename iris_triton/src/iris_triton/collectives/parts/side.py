@@ -17,6 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
+from iris_core.device.launch_order import SideStream
 from iris_core.dispatch.team import Team
 from iris_core.errors import DriverError
 from iris_core.types import DeviceTarget, DeviceType
@@ -129,11 +130,9 @@ class Side:
     copy: Callable[[Any, Any, int, Any], None]  # see `copier`, `flag_writer` and `handles`
     write: Callable[[Any, int, int, Any], None]
     address: Callable[[int], Any]
-    stream: Any = None  # of torch
+    second: SideStream | None = None
+    stream: Any = None  # of `second`
     raw: Any = 0  # its handle for `copy`
-    ready: Any = None  # the event that one stream waits for after the other
-    main_raw: int | None = None  # handle of the last main stream, by which it is found: torch takes 5 us for it
-    main: Any = None
 
     @classmethod
     def of(cls, team: Team, target: DeviceTarget) -> Self:
@@ -142,22 +141,15 @@ class Side:
         address, raw = handles(device)
         side = cls(bind_alone(team), copier(device), flag_writer(device), address)
         if device is not DeviceType.CPU:
-            side.stream = torch.cuda.Stream(target.index, priority=-1)  # before all that say nothing
-            side.raw, side.ready = raw(side.stream.cuda_stream), torch.cuda.Event()
+            side.second = SideStream(target.index, priority=-1)  # before all that say nothing
+            side.stream = side.second.stream
+            side.raw = raw(side.stream.cuda_stream)
         return side
-
-    def current(self) -> Any:
-        """Return the main stream."""
-        raw = torch._C._cuda_getCurrentRawStream(self.stream.device_index)
-        if raw != self.main_raw:
-            self.main_raw, self.main = raw, torch.cuda.current_stream(self.stream.device)
-        return self.main
 
     def wait(self) -> None:
         """Make the second stream wait for earlier work of the main stream."""
-        if self.stream is not None:
-            self.ready.record(self.current())
-            self.ready.wait(self.stream)
+        if self.second is not None:
+            self.second.follow()
 
     def follow(self) -> None:
         """Make the second stream wait for earlier work of the main stream, then for the barrier."""
@@ -166,6 +158,5 @@ class Side:
 
     def join(self) -> None:
         """Make the main stream wait for the second stream."""
-        if self.stream is not None:
-            self.ready.record(self.stream)
-            self.ready.wait(self.current())
+        if self.second is not None:
+            self.second.join()
