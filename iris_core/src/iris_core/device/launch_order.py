@@ -34,6 +34,16 @@ class SideStream:
         self._event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call] # of one wait after the other
         self._lock = threading.Lock()
         self._known: tuple[int | None, Any] = None, None  # handle of the last current stream, and the stream
+        self.spare: list[Any] = []  # events of `mark` that are given back: to make one takes longer than to record it
+
+    def mark(self) -> Any:
+        """Return an event that is complete when its earlier work is done; the caller may append it to `spare` later."""
+        try:
+            event = self.spare.pop()
+        except IndexError:
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(self.stream)
+        return event
 
     def current(self) -> Any:
         """Return the current stream."""

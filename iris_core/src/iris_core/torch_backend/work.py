@@ -79,7 +79,11 @@ class StreamWork(DoneWork):
 
     def __init__(self, result: list[Any], device: torch.device, side: SideStream) -> None:
         super().__init__(result, device)
-        self._side, self._event = side, side.stream.record_event()
+        self._side, self._event = side, side.mark()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_event"):
+            self._side.spare.append(self._event)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         self._event.wait(self._side.current())
