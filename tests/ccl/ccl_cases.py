@@ -270,11 +270,6 @@ def reduced(case, inputs):
     return torch.div(total, len(inputs), rounding_mode="trunc") if op == "avg" else total
 
 
-def with_config(cases, **config):
-    """The same cases with fields of a config."""
-    return [replace(case, config=case.config | config) for case in cases]
-
-
 def request(case, size, **changes):
     """What an algorithm is asked on rank 0, as far as `supports` may look."""
     step, is_dense = 2 if "strided" in case.place else 1, "strided" not in case.place and case.place != "transposed"

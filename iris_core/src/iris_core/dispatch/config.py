@@ -133,7 +133,7 @@ class Config(LaunchConfig):
         comm_sms: number of programs (SMs, CUs) that communicate.
         num_xcds: number of accelerator dies.
         chunk_size: programs in a row on one die.
-        use_gluon: only algorithms written in Gluon.
+        use_gluon: only algorithms written in Gluon; those of Iris are for products.
         all_gather_variant: "persistent" or "partitioned"; "auto" for the library's choice.
         all_reduce_variant: "one_shot" or "two_shot"; "auto" for the library's choice.  No algorithm serves
             "atomic", "ring" and "spinlock" of AMD's Iris.

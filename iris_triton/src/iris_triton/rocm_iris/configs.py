@@ -23,7 +23,8 @@ _HINTS = (
     "all_reduce_distribution", "threads_per_warp", "waves_per_eu",
 )  # fmt: skip
 _TUNINGS = (*_HINTS, "comm_sms", "num_sms", "num_stages", "num_warps")
-_ADVICE = (*_TUNINGS, "use_gluon")
+_GLUON = ("use_gluon",)  # products for Hopper alone are in Gluon
+_ADVICE = (*_TUNINGS, *_GLUON)
 _RINGS = ("all_reduce_num_rings", "all_reduce_ring_slice_n")  # no algorithm here has rings
 _VARIANTS = ("all_gather_variant", "all_reduce_variant", "reduce_scatter_variant", *_RINGS)
 _TILES = ("block_size_m", "block_size_n", "block_size_k")
@@ -106,7 +107,7 @@ def plainer(config: Any, tiles: bool) -> Iterator[tuple[Any, str]]:
     """Yield the config without advice, without a variant, at last without anything, each with what it lacks."""
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
     everything = (*_ADVICE, *_VARIANTS)
-    for names in (_HINTS, _TUNINGS, _ADVICE, _VARIANTS, everything, (*everything, *(() if tiles else _TILES))):
+    for names in (_HINTS, _TUNINGS, _GLUON, _ADVICE, _VARIANTS, everything, (*everything, *(() if tiles else _TILES))):
         dropped = [name for name in names if name in defaults and getattr(config, name) != defaults[name]]
         if dropped:
             said = ", ".join(f"{name}={getattr(config, name)!r}" for name in dropped)
