@@ -97,21 +97,21 @@ class PortedCollectives(Ported, Collectives):
 
     all_to_all = partialmethod(Collectives.all_to_all, layout=None)
 
-    def _how(self, op: str, out: Any, inp: Any, group: Any, first: Any = None, second: Any = None) -> Any:
-        """Return the options of a call, in which the layout is what its shapes say, where they do."""
-        shape = getattr(inp, "shape", ())
-        if len(shape) == 2 and getattr(out, "shape", None) == shape:
-            if op == "all_to_all" and first is None and second is None:  # neither split sizes nor a layout
-                return first, COLUMNS
-            if op == "reduce_scatter":  # torch's output is a part; one member alone gets all
-                return first, TILES if len(self._binder.members_of(group)) > 1 else TORCH
-        return first, TORCH if op == "all_to_all" and second is None else second
+    def _laid_out(
+        self, op: str, out: Any, inp: Any, group: Any, async_op: Any, config: Any, first: Any = None,
+        second: Any = None, splits: Any = (),
+    ) -> tuple[Any, ...]:  # fmt: skip
+        """Return the arguments of a call, in which the layout is what its shapes say, where they do."""
+        if len(shape := getattr(inp, "shape", ())) == 2 and getattr(out, "shape", None) == shape:
+            if op == "all_to_all" and first is None and not splits:
+                second = second or COLUMNS
+            elif op == "reduce_scatter":  # torch's output is a part; one member alone gets all
+                second = TILES if len(self._binder.members_of(group)) > 1 else TORCH
+        second = TORCH if op == "all_to_all" and second is None else second
+        return out, inp, group, async_op, config, first, second, splits
 
-    def _describe(self, op: str, out: Any, inp: Any, group: Any, async_op: Any, config: Any, *how: Any) -> Any:  # type: ignore[override]
-        return super()._describe(op, out, inp, group, async_op, config, *self._how(op, out, inp, group, *how))
-
-    def _run(self, op: str, out: Any, inp: Any, group: Any, async_op: Any, config: Any, *how: Any) -> Any:
-        how = self._how(op, out, inp, group, *how)
+    def _run(self, op: str, *arguments: Any) -> Any:
+        out, inp, group, async_op, config, *how = self._laid_out(op, *arguments)
         run, beside = super()._run, async_op and op not in _THEIRS
         work = self._oblige(op, config, lambda c: run(op, out, inp, group, beside, c, *how), tiles=how[1] == TILES)
         if op in _THEIRS and not async_op:
