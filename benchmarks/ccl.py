@@ -4,13 +4,13 @@
     python benchmarks/ccl.py --only each_all_reduce       # every algorithm by name; `iris tune` does that with tables
 
 One process per GPU; bf16; sizes are those of the full buffer (the output of all_gather, the input of reduce_scatter).
-"iris" is what ctx.ccl chooses, by its tables (`iris tune`); "iris-triton" and "iris-gluon" are the best of each
-backend's own algorithms, by the same tables and models; "iris <algorithm>" is one that was named.  Each is measured in
-CUDA graphs; "eager" ones also with the launches by the host.  All data is small integers, so that every sum is exact,
-and every element of the output is compared with what it must be, in the timed configuration; before that the output is
-spoiled.  Place "ordinary": our tensors are torch's, as the peers' always are, and not on the heap.  Group "half": the
-two halves of the ranks side by side, from four ranks on, as tensor parallelism has it.  `between_kernels`: times of a
-collective and two short kernels around it.
+"iris" is what ctx.ccl chooses, by its tables (`iris tune`); "iris-triton" and "iris-nccl" are the best algorithms of
+each plugin, by the same tables and models; "iris <algorithm>" is one that was named.  Each is measured in CUDA graphs;
+"eager" ones also with the launches by the host.  All data is small integers, so that every sum is exact, and every
+element of the output is compared with what it must be, in the timed configuration; before that the output is spoiled.
+Place "ordinary": our tensors are torch's, as the peers' always are, and not on the heap.  Group "half": the two halves
+of the ranks side by side, from four ranks on, as tensor parallelism has it.  `between_kernels`: times of a collective
+and two short kernels around it.
 
 "nccl-windows" is only given numbers if NCCL's kernel for symmetric windows was seen by the profiler; the counter says.
 No NVLink multicast is used by anyone: NCCL_NVLS_ENABLE=0, TORCH_SYMM_MEM_DISABLE_MULTICAST=1.
@@ -87,8 +87,8 @@ def target_of(op: str, nbytes: int, num_ranks: int) -> float | None:
     return TARGETS[nbytes][OPS.index(op)] if nbytes in TARGETS else None
 
 
-def best_of_backends(usable: list[Candidate]) -> dict[str, Config]:
-    """Configs that name the best algorithm of each backend, by the backend's label.
+def best_of_plugins(usable: list[Candidate]) -> dict[str, Config]:
+    """Configs that name the best algorithm of each plugin, by the plugin's label.
 
     What was measured at the nearest point comes first, also if tensors lay elsewhere there.
     """
@@ -125,7 +125,7 @@ def declare(state: State, ctx: Iris, op: str, *, each: bool) -> None:
     if each:
         named = {f"iris {c.name}": Config(algorithm=c.name) for c in usable if measured(c.name, nbytes)}
     else:
-        named = best_of_backends(usable)
+        named = best_of_plugins(usable)
     timers = ["graph"] + ["events"] * (nbytes <= EAGER_LIMIT) if state.on_gpu else [None]
     for timer in timers:
         suffix = " eager" if timer == "events" else ""
@@ -299,7 +299,6 @@ SUITE = bench.Suite(
     source=__file__,
     device="cuda",
     min_ranks=2,
-    backend="gluon",  # which offers those of Triton, too
     heap_size="12GiB",  # workspaces of all algorithms that are named take 4
     environ=OFF,
     on_cpu={

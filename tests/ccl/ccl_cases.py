@@ -92,7 +92,7 @@ def several(kind):
         return {}
     if kind[1] and "block_size_m" not in registered()[kind].uses:
         return {"comm_sms": 3, "num_warps": 1}
-    return {"comm_sms": 12 if kind[1] == "partitioned" else 3, "block_size_m": 4, "block_size_n": 16}
+    return {"comm_sms": 3, "block_size_m": 4, "block_size_n": 16}
 
 
 def reducing_cases(each=None, known=CHOSEN):
@@ -268,11 +268,6 @@ def reduced(case, inputs):
     total = total.to(dtype)
     # integers wrap around before they are divided
     return torch.div(total, len(inputs), rounding_mode="trunc") if op == "avg" else total
-
-
-def with_config(cases, **config):
-    """The same cases with fields of a config."""
-    return [replace(case, config=case.config | config) for case in cases]
 
 
 def request(case, size, **changes):

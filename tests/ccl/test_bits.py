@@ -20,7 +20,7 @@ from iris_core.ops import FusedConfig
 from iris_core.testing.conformance.collective_jobs import Case, promised
 
 ALGORITHMS = {
-    ("all_reduce", "two_shot"), ("all_reduce", "one_shot"), ("all_reduce", "gluon_two_shot"), ("reduce", "pull"),
+    ("all_reduce", "two_shot"), ("all_reduce", "one_shot"), ("reduce", "pull"),
     ("reduce_scatter", "pull"),
     *(("all_reduce", f"{each}_one_shot") for each in ("ll", "ll128", "sentinel")),
     *(("all_reduce", f"{each}_two_shot") for each in ("ll128", "sentinel")),
@@ -53,7 +53,7 @@ def wrong_bits(device):
     """
     places = ("heap", "ordinary", "in place")
     tried, wrong, own, reductions = set(), [], random.Random(), ("sum", "avg", "product", "max")
-    with emulation(), Iris("24MiB", device=device, backend="gluon", deterministic=True) as ctx:
+    with emulation(), Iris("24MiB", device=device, deterministic=True) as ctx:
         size, rank = ctx.num_ranks, ctx.cur_rank
         ctx.ccl.explain("all_reduce", ctx.zeros(1), ctx.zeros(1))
         by_op = ctx.ccl._binder._choosers[False]._by_op

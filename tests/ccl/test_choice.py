@@ -19,7 +19,6 @@ from iris_core.errors import ArgumentError, SettingsError, UnsupportedError
 from iris_core.ops import FusedConfig
 from iris_core.providers.torch_distributed import IN_NODES
 from iris_core.types import Availability, CollectiveRequest, DeviceTarget, DeviceType
-from iris_gluon.collectives import collectives as gluon_collectives
 from iris_triton.collectives import TABLES, collectives
 from iris_triton.gemm import TABLES as OPERATION_TABLES
 
@@ -368,13 +367,10 @@ def test_an_algorithm_that_raises_or_says_nonsense_is_left_out_with_one_warning(
 
 
 def test_in_gluon_alone():
-    """A variant there is the algorithm that says so."""
-    ours = Algorithm("gluon_two_shot", 3.0, plugin="gluon", variants=("two_shot",))
-    choice = chooser(Algorithm("two_shot", 1.0), Algorithm("ring", 1.0), ours)
-    for wish in ({}, {"all_reduce_variant": "two_shot"}):
-        assert choice.choose(REQUEST, Config(use_gluon=True, **wish)).name == "gluon_two_shot"
+    choice = chooser(Algorithm("two_shot", 1.0), Algorithm("slow", 3.0, plugin="gluon"))
+    assert choice.choose(REQUEST, Config(use_gluon=True)).name == "slow"
     assert choice.choose(REQUEST, Config(all_reduce_variant="two_shot")).name == "two_shot"
-    for wish in ({"all_reduce_variant": "ring"}, {"algorithm": "two_shot"}):
+    for wish in ({"all_reduce_variant": "two_shot"}, {"algorithm": "two_shot"}):
         with pytest.raises(UnsupportedError, match="not written in Gluon"):
             choice.choose(REQUEST, Config(use_gluon=True, **wish))
 
@@ -526,7 +522,7 @@ def test_which_shipped_tables_are_measured(folder):
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_shipped_tables_name_algorithms_that_exist(path):
     found = read_table(path)
-    known = {(each.op, each.name) for each in (*collectives(), *gluon_collectives())}
+    known = {(each.op, each.name) for each in collectives()}
     known |= {(op, "nccl") for op in IN_NODES}
     assert {(entry.op, entry.algorithm) for entry in found.entries} <= known
     assert path.stem.endswith(f"-{found.group_size}")

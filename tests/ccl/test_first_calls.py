@@ -48,9 +48,17 @@ def measuring(cache, mode="first", device="cpu", fastest="two_shot"):
     no_tables = mock.patch.object(Providers, "tables", return_value=[])
     of_test = environment(IRIS_TUNE=mode, IRIS_CACHE_DIR=str(cache))
     with clock, no_tables, of_test, Iris("24MiB", device=device) as ctx:
-        ctx.ccl._binder.add([PullReduce("all_reduce", "third")])
+        add(ctx, [PullReduce("all_reduce", "third")])
         yield ctx
         ctx.barrier()
+
+
+def add(ctx, algorithms):
+    """Add algorithms, as if plugins had brought them."""
+    binder = ctx.ccl._binder
+    binder.providers.found()
+    binder.providers._plugins[0].extend(algorithms)
+    binder._choosers.clear()
 
 
 def known_of(ctx, op="all_reduce"):
@@ -148,7 +156,7 @@ def newer_than_the_table(cache):
     kinds, found = {"ours": PullReduce, "theirs": OfAPlugin}, []
     for added in ((), ("ours",), ("theirs",), ("theirs",)):
         with measuring(cache, fastest="theirs") as ctx:
-            ctx.ccl._binder.add([kinds[name]("all_reduce", name) for name in added])
+            add(ctx, [kinds[name]("all_reduce", name) for name in added])
             launched = watched(ctx, WATCHED | kinds.keys())
             assert total(ctx) == total(ctx) == [3.0]
             found.append((len(set(launched)) > 1, said_of(ctx)[0] == "theirs"))
@@ -233,7 +241,7 @@ def odd_one(cache, where, who):
 
         if bad:
             setattr(odd, "launch" if where == "launch" else "prepare", fails)
-        ctx.ccl._binder.add([odd])
+        add(ctx, [odd])
         launched = watched(ctx, names=("two_shot", "third", "odd"))
         out, inp = torch.zeros(6), torch.full((6,), ctx.cur_rank + 1.0)
         with in_vain(4) if alone else contextlib.nullcontext():

@@ -24,8 +24,6 @@ ALGORITHMS = {key: registered()[key] for key in (*kinds("portable"), *kinds("nvl
 
 @table(("op", "name", "changes", "reason"), [
     ("all_gather", "push", {"config": {"swizzle_size": 2}}, "no use for swizzle_size"),
-    ("all_gather", "partitioned", {"config": {"comm_sms": 6}}, "comm_sms=6 is no multiple of 4"),
-    ("all_to_all", "partitioned", {"config": {"comm_sms": 7}}, "comm_sms=7 is no multiple of 4"),
     ("all_to_all", "push", {"splits": "uneven", "shape": (40, 3)}, "parts of equal size"),
     ("all_to_all", "persistent", {"layout": "columns"}, "serves layout torch"),
     ("all_reduce", "nvls_two_shot", {"reduction": "max"}, "adds up float32, float16 and bfloat16"),

@@ -41,9 +41,9 @@ def set_epochs(ctx, epoch):
 
 
 @contextlib.contextmanager
-def played(device, cases, backend="auto", **variables):
+def played(device, cases, **variables):
     """A context, with tensors for cases, of each of which one call was made; `variables` are of the environment."""
-    with emulation(**variables), Iris("24MiB", device=device, backend=backend) as ctx:
+    with emulation(**variables), Iris("24MiB", device=device) as ctx:
         plays = [jobs_ccl.jobs_of(case).Tensors(ctx, case, ctx.cur_rank, ctx.num_ranks) for case in cases]
         for tensors in plays:
             tensors.fill(0)
@@ -93,8 +93,7 @@ def run_overlapping(device, algorithm):
     As replays of graphs do, they take no turns.  Its next barrier says so, and after a reset all is well.
     """
     case = Case("all_reduce", "float32", shape=(40,), config={"algorithm": algorithm})
-    backend = "gluon" if algorithm.startswith("gluon") else "triton"
-    with played(device, [case] * 2, backend, IRIS_DEVICE_TIMEOUT="4") as (ctx, both):
+    with played(device, [case] * 2, IRIS_DEVICE_TIMEOUT="4") as (ctx, both):
         for order in ctx.ccl._binder._orders.values():
             order._lock = contextlib.nullcontext()
         first = threading.Thread(target=jobs_ccl.call, args=(ctx, case, both[0]))
@@ -187,7 +186,7 @@ def test_one_member_plans_again(pool, encoding, device):
 
 
 @pytest.mark.parametrize("algorithm", [
-    "sentinel_split", "one_shot", "gluon_two_shot",
+    "sentinel_split", "one_shot",
     *(pytest.param(f"{each}_shot", marks=pytest.mark.exhaustive) for each in ("ll_one", "sentinel_one", "ll128_two")),
 ])  # fmt: skip
 def test_launches_at_the_same_time_are_reported(pool, algorithm):

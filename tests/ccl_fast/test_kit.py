@@ -1,4 +1,4 @@
-"""The conformance kit on every algorithm of both languages: what it says of itself.
+"""The conformance kit on every algorithm: what it says of itself.
 
 Its calls on ranks are made in tests/kit, with right plugins of every operation; tests/ccl makes more of them.
 """
@@ -12,7 +12,6 @@ from iris_core.protocols import Collective
 from iris_core.testing import CollectiveConformance
 from iris_core.testing.conformance.plugin import member_problems
 from iris_core.types import DeviceTarget, DeviceType
-from iris_gluon.collectives import collectives as in_gluon
 from iris_triton.collectives.nvls import Nvls
 
 OF_PLUGINS = [name for name in dir(CollectiveConformance) if name.startswith(("test_static", "test_world"))]
@@ -40,7 +39,7 @@ class Host(CollectiveConformance):
     test_host_diagnosis = None
 
 
-for _each in (*registered().values(), *in_gluon()):
+for _each in registered().values():
     if _each.op in OPS and "torch" in _each.layouts and _each.name != "copy_engine":  # whose driver is not here
         _own = dict.fromkeys(OF_PLUGINS) | {"algorithm": _each}
         globals()[f"Test_{_each.op}_{_each.name}"] = type(f"Test_{_each.op}_{_each.name}", (Host,), _own)

@@ -68,8 +68,6 @@ def gathers_and_scatters():
         shmem.barrier()
         assert torch.equal(out.cpu(), want), turn
 
-    assert world == 1 or shmem.ccl.explain("all_gather", out, inp, config=configs[2]).algorithm == "gluon_push"
-
     wide, swapped = shmem.zeros((M, N * world)), shmem.zeros((M, N * world))
     wide.copy_(_part(rank, (M, N * world)))
     shmem.barrier()

@@ -1,6 +1,5 @@
 """What ported contexts do around a call: barriers, streams, configs that cannot be fulfilled."""
 
-import sys
 import types
 
 import pytest
@@ -48,6 +47,7 @@ def ported(*members):
 
 MATRIX = torch.zeros(4, 4)
 SPLITS = {"input_split_sizes": [1, 3], "output_split_sizes": [1, 3]}
+OF_DEVICES = {name: torch.tensor(each) for name, each in SPLITS.items()}
 CALLS = [
     (lambda ccl: ccl.all_gather(torch.zeros(8, 4), MATRIX, "g"), ["all_gather", "barrier of g"]),
     (lambda ccl: ccl.all_gather(torch.zeros(8, 4), MATRIX, [0, 1]), ["all_gather", "barrier of [0, 1]"]),
@@ -61,6 +61,7 @@ CALLS = [
     (lambda ccl: ccl.all_to_all(MATRIX, MATRIX, layout="torch"), ["all_to_all torch", "barrier of None"]),
     (lambda ccl: ccl.all_to_all(MATRIX[0], MATRIX[0]), ["all_to_all torch", "barrier of None"]),
     (lambda ccl: ccl.all_to_all(MATRIX, MATRIX, **SPLITS), ["all_to_all torch", "barrier of None"]),
+    (lambda ccl: ccl.all_to_all(MATRIX, MATRIX, **OF_DEVICES), ["all_to_all torch", "barrier of None"]),
     (lambda ccl: ccl.broadcast(MATRIX), ["broadcast"]), (lambda ccl: ccl.send(MATRIX, 1), ["send"]),
     (lambda ccl: ccl.send(MATRIX, 1, async_op=True), ["send beside"]),
 ]  # fmt: skip
@@ -73,12 +74,7 @@ def test_what_a_call_becomes(call, wanted):
     assert binder.log == wanted
 
 
-def test_gluon_must_be_installed_and_a_member_alone_waits_for_nobody(monkeypatch):
-    monkeypatch.setitem(sys.modules, "iris_gluon.backend", None)
-    ccl, binder = ported()
-    with pytest.raises(UnsupportedError, match=r"use_gluon=True.*pip install \./iris_gluon"):
-        ccl.all_gather(torch.zeros(8, 4), MATRIX, config=Config(use_gluon=True))
-    assert binder.log == []
+def test_a_member_alone_waits_for_nobody():
     ccl, binder = ported(0)
     ccl.reduce_scatter(MATRIX, MATRIX)
     assert binder.log == ["reduce_scatter torch"]
@@ -128,8 +124,11 @@ def refusing(names, seen, error=UnsupportedError):
 
 @table(("config", "refused", "left"), [
     (Config(num_xcds=8, comm_sms=8), {"num_xcds"}, {"comm_sms": 8}),
-    (Config(swizzle_size=2, comm_sms=8, block_size_m=16), {"comm_sms"}, {"block_size_m": 16}),
+    (Config(swizzle_size=2, comm_sms=8, block_size_m=16), {"comm_sms"}, {"swizzle_size": 2, "block_size_m": 16}),
+    (Config(swizzle_size=2, comm_sms=8, num_warps=8), {"swizzle_size", "comm_sms"}, {"num_warps": 8}),
     (Config(use_gluon=True, comm_sms=8), {"comm_sms"}, {"use_gluon": True}),
+    (Config(use_gluon=True, comm_sms=8), {"use_gluon"}, {"comm_sms": 8}),
+    (Config(use_gluon=True, comm_sms=8), {"use_gluon", "comm_sms"}, {}),
     (FusedConfig(all_reduce_variant="ring", num_stages=2), {"ring"}, {"num_stages": 2}),
     (FusedConfig(block_size_m=16, all_reduce_variant="atomic"), {"block_size_m"}, {}),
 ])  # fmt: skip

@@ -42,8 +42,7 @@ def self_test_cases():
 LISTS = {"triton": [*compile_language.compile_cases(), *self_test_cases()], "gluon": gluon_cases.compile_cases()}
 CASES = {of: {case.name: case for case in cases} for of, cases in LISTS.items()}
 
-RARE = {"collective-reduce-direct", "collective-push-members"}
-RARE |= {"operation-reduce-rows", "collective-gluon-push-landing", "collective-gluon-two-shot-reading"}
+RARE = {"collective-reduce-direct", "collective-push-members", "operation-reduce-rows"}
 """Kernels that take long and are compiled in other forms as well: only with --exhaustive."""
 
 SLOW_FOR_AMD = {"operation-ring-gradients"}
@@ -79,7 +78,7 @@ def test_assembly(group, request):
     of, what = group.split("-", 1)
     names, number = sorted(GROUPS[group], key=lambda name: name in RARE), list(GROUPS).index(group)
     turns = itertools.cycle(each for amd in AMD[number % 2 :] + AMD[: number % 2] for each in (amd, NVIDIA))
-    shared = of == "gluon" and not what.startswith("collective")
+    shared = of == "gluon"
     step = 4 if what == "tile" else min(2, len(names)) if shared else 1 + (len(names) >= 8)
     lacking = []
     for i, name in enumerate(names):

@@ -43,11 +43,11 @@ BUDGETS = {
     "iris_core/ccl": 374,
     "iris_core/cli": 1662,
     "iris_core/device": 1414,
-    "iris_core/dispatch": 3356,
+    "iris_core/dispatch": 3349,
     "iris_core/heap": 2705,
     "iris_core/nn": 867,
     "iris_core/ops": 1198,
-    "iris_core/providers": 2053,
+    "iris_core/providers": 2049,
     "iris_core/registry": 934,
     "iris_core/testing": 2000,
     "iris_core/torch_backend": 2445,
@@ -59,17 +59,16 @@ BUDGETS = {
     "iris_allocators/nccl": 234,
     "iris_allocators/vmem": 667,
     "iris_triton/*.py": 1515,
-    "iris_triton/collectives": 4305,
+    "iris_triton/collectives": 4248,
     "iris_triton/checker": 4116,
     "iris_triton/demos": 151,
     "iris_triton/gemm": 2289,
     "iris_triton/interpreter": 3666,
     "iris_triton/language": 1806,
-    "iris_triton/rocm_iris": 1064,
+    "iris_triton/rocm_iris": 1028,
     "iris_triton/testing": 578,
     "iris_triton/tiles": 1055,
-    "iris_gluon/*.py": 708,
-    "iris_gluon/collectives": 484,
+    "iris_gluon/*.py": 698,
     "iris_gluon/gemm": 1196,
     "iris_gluon/interpreter": 1508,
 }
@@ -99,7 +98,7 @@ FEATURES = {
     ),
     "checker": (4500, ("iris_triton.checker", "iris_core.cli.check", "iris_core.cli.all_orders")),
 }  # fmt: skip
-REST = 39_956
+REST = 39_393
 """Lines of all else, at most; 38,000 were planned."""
 
 # What does not keep to the rules yet: only ever shorter.

@@ -73,15 +73,15 @@ def compile_cases():
         ),
         _case(
             "push-members", push, (i8, i8, *pushed, *plain), dense, more=(WIDE_STORE,),
-            DIRECT=True, SHARDED=False, FORM="members", BLOCK=8192,
+            DIRECT=True, SHARDED=False, TILES=False, BLOCK=8192,
         ),
         _case(
-            "push-divided", push, (f32, f32, *pushed, *plain), dense, more=(WIDE_STORE,),
-            DIRECT=True, SHARDED=True, FORM="divided", BLOCK=2048,
+            "push-tiles", push, (f32, f32, *pushed, *plain), dense, more=(WIDE_STORE,),
+            DIRECT=True, SHARDED=True, TILES=True, BLOCK=2048,
         ),
         _case(
             "push-staged", push, (bf16, bf16, *pushed, *strided), matrices, wide=False,
-            DIRECT=False, SHARDED=True, FORM="tiles", BLOCK=4096,
+            DIRECT=False, SHARDED=True, TILES=True, BLOCK=4096,
         ),
         _case("meeting", barrier_alone, (_I64, _I64, 1, 1, 0, _ADDRESS), {"SIZE": _SIZE}, wide=False),
         _case("enter-alone", enter_alone, (_I64, _I64, 1, 1, 1, 0, _ADDRESS), {"SIZE": _SIZE}, wide=False),

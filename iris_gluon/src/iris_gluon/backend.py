@@ -3,19 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from iris_core.protocols import Collective, FusedOperation, MemoryMap, NormOperation
+from iris_core.protocols import FusedOperation, MemoryMap, NormOperation
 from iris_core.types import CompileCase, Demo, PluginInfo
 from iris_gluon.info import GLUON_INFO
 from iris_triton.backend import TritonBackend
-
-
-def prepare(*, on_cpu: bool) -> None:
-    """Let kernels in Gluon run: in the CPU executor, or with scratch memory on a GPU."""
-    import iris_gluon.interpreter  # noqa: F401
-    from iris_gluon import _compat
-
-    if not on_cpu:
-        _compat.provide_scratch()
 
 
 class GluonBackend(TritonBackend):
@@ -27,13 +18,12 @@ class GluonBackend(TritonBackend):
 
     def attach(self, memory: MemoryMap) -> None:
         """Let the CPU executor know the heap and Gluon; on a GPU, let kernels have scratch memory."""
-        prepare(on_cpu=self._on_cpu)
+        import iris_gluon.interpreter  # noqa: F401
+        from iris_gluon import _compat
+
+        if not self._on_cpu:
+            _compat.provide_scratch()
         super().attach(memory)
-
-    def collectives(self) -> Sequence[Collective]:
-        from iris_gluon.collectives import collectives
-
-        return [*super().collectives(), *collectives()]
 
     def operations(self) -> Sequence[FusedOperation | NormOperation]:
         from iris_gluon.gemm import operations

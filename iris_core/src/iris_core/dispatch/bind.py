@@ -32,7 +32,7 @@ from iris_core.registry import MAY_BE_WATCHED, notify
 from iris_core.types import DeviceType, FusedRequest, OperationRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from iris_core.device.barrier import DeviceBarriers
     from iris_core.device.reports import KernelReports, Meaning, Report
@@ -498,11 +498,6 @@ class Binder:
             tables = choice.Tables(cache, self.providers.tables(is_fused), device)
             self._choosers[is_fused] = choice.Chooser(found, tables, unusable, deterministic=settings.deterministic)
         return self._choosers[is_fused]
-
-    def add(self, algorithms: Sequence[Any]) -> None:
-        """Add algorithms for calls that are not planned yet.  Every rank adds the same, before the same call."""
-        self.providers.add(algorithms)
-        self._choosers.clear()
 
     def explain_report(self, report: Report) -> Meaning | None:
         """Explain a report, if it is about the memory of a team in which this rank is; else return None."""

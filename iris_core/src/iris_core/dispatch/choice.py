@@ -183,8 +183,6 @@ class Chooser:
 
     def _named(self, request: Request, config: LaunchConfig, name: str | None, by: str) -> Choice:
         known = self._by_op.get(request.op, {})
-        if config.use_gluon and by != "algorithm":
-            name = next((each.name for each in known.values() if name in getattr(each, "variants", ())), name)
         if name not in known:
             listed = ", ".join(known) or "none"
             raise ArgumentError(f"{request.op}: there is no algorithm {name!r}; there are {listed}{self._missing}")

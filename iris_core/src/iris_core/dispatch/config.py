@@ -133,10 +133,10 @@ class Config(LaunchConfig):
         comm_sms: number of programs (SMs, CUs) that communicate.
         num_xcds: number of accelerator dies.
         chunk_size: programs in a row on one die.
-        use_gluon: only algorithms written in Gluon.
-        all_gather_variant: "persistent" or "partitioned"; "auto" for the library's choice.
+        use_gluon: only algorithms written in Gluon; those of Iris are for products.
+        all_gather_variant: "persistent"; "auto" for the library's choice.
         all_reduce_variant: "one_shot" or "two_shot"; "auto" for the library's choice.  No algorithm serves
-            "atomic", "ring" and "spinlock" of AMD's Iris.
+            "partitioned" (of all_gather), "atomic", "ring" and "spinlock" of AMD's Iris.
         all_reduce_distribution: which tiles a rank reduces: 0 every world_size-th, 1 a block of them.
         reduce_scatter_variant: "two_shot", or "auto" for the library's choice.
         num_stages: stages of software pipelining.

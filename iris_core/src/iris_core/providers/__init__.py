@@ -86,7 +86,6 @@ class Providers:
         self._provides, self._ranks, self._spans_nodes = provides, world.torch_ranks, world.spans_nodes
         self._records = default_registry().records(PluginKind.COLLECTIVE)
         self._plugins: tuple[list[Algorithm[Any]], list[tuple[str, str]]] | None = None
-        self._added: list[Algorithm[Any]] = []
 
     def tables(self, is_fused: bool) -> Sequence[Path]:
         """Return folders with tables of the backend, for `ctx.ccl` or `ctx.ops`."""
@@ -113,15 +112,12 @@ class Providers:
         if self._plugins is None:
             self._plugins = self._load()
         plugins, unusable = self._plugins
-        return [*own, *offered, *plugins, *self._added, *torchs], unusable
+        return [*own, *offered, *plugins, *torchs], unusable
 
     def open_messages(self, world: World) -> None:
         """Let ranks on several nodes send messages.  Collective: every rank calls it, while the context is opened."""
         if self._spans_nodes:
             torch_distributed.open_messages(self._ranks, self._torch, world)
-
-    def add(self, algorithms: Sequence[Algorithm[Any]]) -> None:
-        self._added += algorithms
 
     def _load(self) -> tuple[list[Algorithm[Any]], list[tuple[str, str]]]:
         """Create the algorithms of plugins; one that does not work is logged, and does not hurt the others."""

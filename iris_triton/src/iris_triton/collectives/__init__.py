@@ -13,7 +13,7 @@ def collectives(*, packets: bool = True) -> list[Collective]:
     from iris_triton.collectives.nvls import Nvls
     from iris_triton.collectives.pull import MOVES, Pull
     from iris_triton.collectives.pull_reduce import PullReduce
-    from iris_triton.collectives.push import FORMS, PUSHED, Push
+    from iris_triton.collectives.push import PUSHED, Push
     from iris_triton.collectives.send_recv import Mail
     from iris_triton.collectives.two_shot import TwoShot
 
@@ -24,7 +24,7 @@ def collectives(*, packets: bool = True) -> list[Collective]:
         PullReduce("reduce_scatter", "two_shot", "tiles"),
         PullReduce("reduce", "pull"),
         *(Pull(op, "pull", ("torch", "columns") if op == "all_to_all" else ("torch",)) for op in MOVES),
-        *(Push(op, name) for op in PUSHED for name in FORMS),
+        *(Push(op, name) for op in PUSHED for name in ("push", "persistent")),
         *(CopyEngine(op, "copy_engine") for op in COPIED),
         Mail("send", "mailbox"),
         Mail("recv", "mailbox"),

@@ -1,6 +1,6 @@
-"""`push`, `persistent`, `partitioned`: all_gather and all_to_all.  Stores into peers' memory.
+"""`push`, `persistent`: all_gather and all_to_all.  Stores into peers' memory.
 
-Chosen for large messages where a table or the model says so.  The forms differ in the order of the traffic.  Outputs
+Chosen for large messages where a table or the model says so.  The two differ in the order of the traffic.  Outputs
 that are dense and on the heap are stored into directly: barrier, push, barrier.  Others are filled in rounds through
 staging regions, whose two halves take turns: push a piece for every member, barrier, take out what came.
 """
@@ -11,12 +11,11 @@ import triton
 import triton.language as tl
 
 from iris_core.dispatch.team import Team
-from iris_core.errors import UnsupportedError
-from iris_core.types import CollectiveRequest, DeviceType
+from iris_core.types import CollectiveRequest
 from iris_triton.collectives.parts.barrier import barrier, compare_kinds, enter, last_barrier, members_of, send, sent
 from iris_triton.collectives.parts.collective import PER_CALL, RUNTIME, KernelCollective, Plan
-from iris_triton.collectives.parts.elements import ANEW, are_aligned, as_words, copy, copy_part, item_nbytes, strided
-from iris_triton.collectives.parts.sizes import MOST_PROGRAMS, Blocks, blocks_for, carrier_of, pieces
+from iris_triton.collectives.parts.elements import ANEW, are_aligned, as_words, copy, item_nbytes, strided
+from iris_triton.collectives.parts.sizes import blocks_for, carrier_of, pieces
 from iris_triton.collectives.pull import received_nbytes
 
 
@@ -69,7 +68,7 @@ def _push_tiles(
 @triton.jit
 def _push(
     row, bases, place, inp, begin, apart, count, me, in_sizes, in_strides,
-    TOLD: tl.constexpr, SHARDED: tl.constexpr, FORM: tl.constexpr, SIZE: tl.constexpr, IN_DIMS: tl.constexpr,
+    TOLD: tl.constexpr, SHARDED: tl.constexpr, TILES: tl.constexpr, SIZE: tl.constexpr, IN_DIMS: tl.constexpr,
     BLOCK: tl.constexpr
 ):  # fmt: skip
     """Push `count` elements to every member.
@@ -79,26 +78,16 @@ def _push(
         inp: the input.
         begin: linear index of the part for member 0.
         apart: elements from one member's part to the next one's, if SHARDED; else all get the same.
-        FORM: the order.  In each, a program waits only for those of its number, and takes out only what came from them.
-            "members": all programs push to one member, then to the next; the traffic is a permutation at every moment.
-            "tiles": each program takes a tile to all members in turn, then its next one; what all get is read once.
-            "divided": the programs are divided among the members, all of which are served at the same time.
+        TILES: each program takes a tile to all members in turn, then its next one; what all get is read once.  Else all
+            programs push to one member, then to the next; the traffic is a permutation at every moment.  Either way a
+            program waits only for those of its number, and takes out only what came from them.
     """
     apart = tl.cast(apart, tl.int64)
-    if FORM == "tiles":
+    if TILES:
         _push_tiles(
             row, bases, place, inp, begin, apart, count, me, in_sizes, in_strides, TOLD, SHARDED, SIZE, IN_DIMS, BLOCK
         )
-    elif FORM == "divided":
-        share = tl.num_programs(0).to(tl.int64) // SIZE
-        program = tl.program_id(0).to(tl.int64)
-        member = (me + program // share) % SIZE
-        if SHARDED:
-            begin += member * apart
-        there = _in_heap(row, bases, member, place, TOLD, SIZE).to(inp.dtype)
-        copy_part(there, 0, inp, begin, in_sizes, in_strides, count, program % share, share, 0, IN_DIMS, BLOCK)
     else:
-        tl.static_assert(FORM == "members", "unknown form")
         for i in range(SIZE):
             member = (me + 1 + i) % SIZE
             first = begin
@@ -112,7 +101,7 @@ def _push(
 def push(
     out, inp, control, stage, bases, me, rank, kind, count, capacity, timeout_ns, status,
     in_sizes, in_strides, out_sizes, out_strides,
-    SIZE: tl.constexpr, DIRECT: tl.constexpr, SHARDED: tl.constexpr, FORM: tl.constexpr, IN_DIMS: tl.constexpr,
+    SIZE: tl.constexpr, DIRECT: tl.constexpr, SHARDED: tl.constexpr, TILES: tl.constexpr, IN_DIMS: tl.constexpr,
     OUT_DIMS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """Push a part to every member.
@@ -122,7 +111,7 @@ def push(
         count: elements that go to a member.
         DIRECT: outputs are dense and on the heap; they need no staging.
         SHARDED: the input has a part for each member; else all get the same.
-        FORM: see `_push`; with "divided", SIZE divides the number of programs.
+        TILES: see `_push`.
     """
     inp = as_words(inp)
     out = as_words(out)
@@ -137,7 +126,7 @@ def push(
         compare_kinds(row, kind, status, rank, SIZE)
         _push(
             row, bases, me * count * ITEM, inp, count * 0, count, count, me, in_sizes, in_strides,
-            True, SHARDED, FORM, SIZE, IN_DIMS, BLOCK
+            True, SHARDED, TILES, SIZE, IN_DIMS, BLOCK
         )  # fmt: skip
     else:
         place = stage.to(tl.int64) - tl.load(bases + me) + me * capacity * ITEM
@@ -148,51 +137,26 @@ def push(
             piece = tl.minimum(count - done, capacity)
             _push(
                 row, bases, place + half * ITEM, inp, done, count, piece, me, in_sizes, in_strides,
-                False, SHARDED, FORM, SIZE, IN_DIMS, BLOCK
+                False, SHARDED, TILES, SIZE, IN_DIMS, BLOCK
             )  # fmt: skip
             epoch += 1
             barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
             if done == 0:
                 compare_kinds(row, kind, status, rank, SIZE)
-            if FORM == "divided":
-                share = tl.num_programs(0).to(tl.int64) // SIZE
-                program = tl.program_id(0).to(tl.int64)
-                member = (me + SIZE - program // share) % SIZE
-                came = mine + half + member * capacity
-                copy_part(
-                    out, member * count + done, came, 0, out_sizes, out_strides, piece, program % share, share,
-                    OUT_DIMS, 0, BLOCK
-                )  # fmt: skip
-            else:
-                for i in range(SIZE):
-                    came = mine + half + i * capacity
-                    copy(out, i * count + done, came, 0, out_sizes, out_strides, piece, OUT_DIMS, 0, BLOCK)
+            for i in range(SIZE):
+                came = mine + half + i * capacity
+                copy(out, i * count + done, came, 0, out_sizes, out_strides, piece, OUT_DIMS, 0, BLOCK)
             done += capacity
             half = SIZE * capacity - half
     last_barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
 
 
 PUSHED = ("all_gather", "all_to_all")  # operations that pushing serves
-FORMS = {"push": "members", "persistent": "tiles", "partitioned": "divided"}
-"""Algorithms that push, and their forms as the kernels call them; the last two are variants of AMD's Iris."""
-
 _PERSISTENT_SHARE = 1.17  # of the model: all links at the same time
 
 
 class Push(KernelCollective):
-    """all_gather or all_to_all by pushing; its name is one of `FORMS`."""
-
-    @property
-    def measured_only(self) -> bool:
-        """Return whether it is "partitioned", as fast as "persistent" and not for all numbers of programs."""
-        return self.name == "partitioned"
-
-    def _problem(self, request: CollectiveRequest) -> str:
-        problem = super()._problem(request)
-        programs, size = request.options.get("config", {}).get("comm_sms"), request.group_size
-        if not problem and self.name == "partitioned" and programs is not None and programs % size:
-            return f"it divides its programs among {size} members, and comm_sms={programs} is no multiple of {size}"
-        return problem
+    """all_gather or all_to_all by pushing: by members, or, "persistent", a variant of AMD's Iris, by tiles."""
 
     def cost(self, request: CollectiveRequest) -> float:
         """Estimate seconds: two barriers, bytes over the links, and the copy of a staged output."""
@@ -201,34 +165,13 @@ class Push(KernelCollective):
         faster = _PERSISTENT_SHARE if self.name == "persistent" else 1
         return self.model(request, barriers=2, moved=moved, copied=copied, link_share=faster)
 
-    def tunings(self, request: CollectiveRequest) -> list[dict[str, int]]:
-        """Return the configs to measure; divided programs are a multiple of the members."""
-        offered, size = super().tunings(request), request.group_size
-        if self.name == "partitioned":
-            return [each | {"comm_sms": each["comm_sms"] // size * size} if each else each for each in offered]
-        return offered
-
     def plan(self, request: CollectiveRequest, team: Team) -> Plan:
         carrier, sharded = carrier_of(request.dtype), self.op == "all_to_all"
         item = carrier.dtype.itemsize
         count = math.prod(request.shape) * carrier.parts // (team.size if sharded else 1)
         blocks = blocks_for(request, team, count, item, reduces=False)
-        if self.name == "partitioned":
-            blocks = self._divided(request, team, count, blocks)
         arguments = self.arguments(request, team, carrier)
         arguments |= pieces(team, count, item, team.size, name="pushed", needed=not request.direct_out)
-        arguments |= {"count": count, "DIRECT": request.direct_out, "SHARDED": sharded, "FORM": FORMS[self.name]}
+        arguments |= {"count": count, "DIRECT": request.direct_out, "SHARDED": sharded}
+        arguments["TILES"] = self.name == "persistent"
         return self.bind(push, team, blocks, arguments, carrier)
-
-    @staticmethod
-    def _divided(request: CollectiveRequest, team: Team, count: int, blocks: Blocks) -> Blocks:
-        """Return the blocks with a useful number of programs for each member."""
-        size = team.size
-        usual = blocks.programs if request.target.type is DeviceType.CPU else MOST_PROGRAMS
-        most = min(request.options["config"].get("comm_sms", max(usual, size)), team.max_programs) // size
-        if most == 0:
-            raise UnsupportedError(
-                f"{request.op}: 'partitioned' needs a program for each of {size} members, and there is room for "
-                f"{team.max_programs} programs: raise IRIS_SYSTEM_SIZE"
-            )
-        return Blocks(size * max(1, min(most, -(-count // blocks.block))), blocks.block, blocks.options)

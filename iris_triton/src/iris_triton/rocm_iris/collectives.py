@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 from dataclasses import dataclass
 from functools import partialmethod
@@ -67,8 +66,6 @@ class PortedCollectives(Ported, Collectives):
     exchanges chunks of columns.
     """
 
-    _has_gluon = False
-
     def all_reduce(  # type: ignore[override]
         self, output: Tensor, input: Tensor, op: ReduceOp | Any = None, group: Group = None, async_op: bool = False,
         config: Config | None = None, workspace: AllReduceWorkspace | None = None,
@@ -98,38 +95,23 @@ class PortedCollectives(Ported, Collectives):
         self._oblige("all_reduce", config, check)
         return own.describe(input, config)
 
-    def _add_gluon(self) -> None:
-        """Add the algorithms in Gluon; an UnsupportedError without iris-gluon."""
-        try:  # by name, as this distribution does not require that one
-            prepare = importlib.import_module("iris_gluon.backend").prepare
-            collectives = importlib.import_module("iris_gluon.collectives").collectives
-        except ModuleNotFoundError as error:
-            how = f"pip install ./iris_gluon ({error})"
-            raise UnsupportedError(f"Config(use_gluon=True) needs iris-gluon: {how}") from error
-        if not any(each.info.name == "gluon" for each in self._binder.providers.found()[0]):
-            prepare(on_cpu=self._binder.gpu is None)
-            self._binder.add(collectives())
-        self._has_gluon = True
-
     all_to_all = partialmethod(Collectives.all_to_all, layout=None)
 
-    def _how(self, op: str, out: Any, inp: Any, group: Any, config: Any, first: Any = None, second: Any = None) -> Any:
-        """Return the options of a call, in which the layout is what its shapes say, where they do."""
-        if getattr(config, "use_gluon", False) and not self._has_gluon:
-            self._add_gluon()
-        shape = getattr(inp, "shape", ())
-        if len(shape) == 2 and getattr(out, "shape", None) == shape:
-            if op == "all_to_all" and first is None and second is None:  # neither split sizes nor a layout
-                return first, COLUMNS
-            if op == "reduce_scatter":  # torch's output is a part; one member alone gets all
-                return first, TILES if len(self._binder.members_of(group)) > 1 else TORCH
-        return first, TORCH if op == "all_to_all" and second is None else second
+    def _laid_out(
+        self, op: str, out: Any, inp: Any, group: Any, async_op: Any, config: Any, first: Any = None,
+        second: Any = None, splits: Any = (),
+    ) -> tuple[Any, ...]:  # fmt: skip
+        """Return the arguments of a call, in which the layout is what its shapes say, where they do."""
+        if len(shape := getattr(inp, "shape", ())) == 2 and getattr(out, "shape", None) == shape:
+            if op == "all_to_all" and first is None and not splits:
+                second = second or COLUMNS
+            elif op == "reduce_scatter":  # torch's output is a part; one member alone gets all
+                second = TILES if len(self._binder.members_of(group)) > 1 else TORCH
+        second = TORCH if op == "all_to_all" and second is None else second
+        return out, inp, group, async_op, config, first, second, splits
 
-    def _describe(self, op: str, out: Any, inp: Any, group: Any, async_op: Any, config: Any, *how: Any) -> Any:  # type: ignore[override]
-        return super()._describe(op, out, inp, group, async_op, config, *self._how(op, out, inp, group, config, *how))
-
-    def _run(self, op: str, out: Any, inp: Any, group: Any, async_op: Any, config: Any, *how: Any) -> Any:
-        how = self._how(op, out, inp, group, config, *how)
+    def _run(self, op: str, *arguments: Any) -> Any:
+        out, inp, group, async_op, config, *how = self._laid_out(op, *arguments)
         run, beside = super()._run, async_op and op not in _THEIRS
         work = self._oblige(op, config, lambda c: run(op, out, inp, group, beside, c, *how), tiles=how[1] == TILES)
         if op in _THEIRS and not async_op:

@@ -18,14 +18,13 @@ from iris_core.logs import logger
 C = TypeVar("C", bound=type[Any])
 R = TypeVar("R")
 
-_HINTS = (
+_ADVICE = (
     "swizzle_size", "num_xcds", "chunk_size", "group_size_m", "cache_modifier_a", "cache_modifier_b",
-    "all_reduce_distribution", "threads_per_warp", "waves_per_eu",
+    "all_reduce_distribution", "threads_per_warp", "waves_per_eu", "use_gluon", "all_gather_variant",
+    "all_reduce_variant", "reduce_scatter_variant", "comm_sms", "num_sms", "num_stages", "num_warps",
 )  # fmt: skip
-_TUNINGS = (*_HINTS, "comm_sms", "num_sms", "num_stages", "num_warps")
-_ADVICE = (*_TUNINGS, "use_gluon")
-_RINGS = ("all_reduce_num_rings", "all_reduce_ring_slice_n")  # no algorithm here has rings
-_VARIANTS = ("all_gather_variant", "all_reduce_variant", "reduce_scatter_variant", *_RINGS)
+"""Fields of configs that may be left out, what matters least first."""
+
 _TILES = ("block_size_m", "block_size_n", "block_size_k")
 
 
@@ -61,17 +60,8 @@ class Config(CoreConfig):
     threads_per_warp: int | None = 64
     waves_per_eu: int | None = 0
 
-    _POSITIVE = (*CoreConfig._POSITIVE, *_RINGS)
-    _NOT_GIVEN = _RINGS
+    _NOT_GIVEN = ("all_reduce_num_rings", "all_reduce_ring_slice_n")  # no algorithm here has rings
     __hash__ = CoreConfig.__hash__
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        part, columns = self.all_reduce_ring_slice_n, self.block_size_n or 64
-        if part is not None and (columns % part or part & (part - 1)):
-            raise ArgumentError(
-                f"all_reduce_ring_slice_n must be a power of two that divides block_size_n={columns}, not {part}"
-            )
 
 
 @_assignable
@@ -89,28 +79,21 @@ class FusedConfig(CoreFusedConfig):
     cache_modifier_b: str | None = ".ca"
     all_reduce_num_rings: int | None = 1
 
-    _POSITIVE = (*CoreFusedConfig._POSITIVE, "all_reduce_num_rings")
     _NOT_GIVEN = (*CoreFusedConfig._NOT_GIVEN, "all_reduce_num_rings")
     __hash__ = CoreFusedConfig.__hash__
 
     def validate(self, world_size: int | None = None) -> None:
-        """Raise ArgumentError (a ValueError) if a ring cannot divide its tiles among `world_size` ranks."""
-        columns = self.block_size_n or 64
-        if world_size is not None and self.all_reduce_variant == "ring" and columns % world_size:
-            raise ArgumentError(
-                f"all_reduce_variant='ring' needs a block_size_n that {world_size} ranks divide, not {columns}"
-            )
+        """Accept the config, whatever the number of ranks: what AMD's Iris checks here are its rings."""
 
 
 def plainer(config: Any, tiles: bool) -> Iterator[tuple[Any, str]]:
-    """Yield the config without advice, without a variant, at last without anything, each with what it lacks."""
+    """Yield the config without one field, then without more and more of them, each with what it lacks."""
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
-    everything = (*_ADVICE, *_VARIANTS)
-    for names in (_HINTS, _TUNINGS, _ADVICE, _VARIANTS, everything, (*everything, *(() if tiles else _TILES))):
-        dropped = [name for name in names if name in defaults and getattr(config, name) != defaults[name]]
-        if dropped:
-            said = ", ".join(f"{name}={getattr(config, name)!r}" for name in dropped)
-            yield dataclasses.replace(config, **{name: defaults[name] for name in dropped}), said
+    names = [name for name in (*_ADVICE, *(() if tiles else _TILES)) if name in defaults]
+    given = [name for name in names if getattr(config, name) != defaults[name]]
+    for dropped in (*([name] for name in given), *(given[:count] for count in range(2, len(given) + 1))):
+        said = ", ".join(f"{name}={getattr(config, name)!r}" for name in dropped)
+        yield dataclasses.replace(config, **{name: defaults[name] for name in dropped}), said
 
 
 # -- calls with such configs ------------------------------------------------------------------------------------------
@@ -118,10 +101,14 @@ class Ported:
     """The part that `PortedCollectives` and `PortedOperations` have in common."""
 
     _binder: Binder
+    _laid_out: Callable[..., tuple[Any, ...]]  # the arguments of `_run` and `_describe`, with the layout of the call
 
     def __init__(self, binder: Binder) -> None:
         super().__init__(binder)  # type: ignore[call-arg]
         self._plainer: dict[Any, Any] = {}  # by operation and config: the one with which `_oblige` has run such a call
+
+    def _describe(self, op: str, *arguments: Any) -> Any:
+        return super()._describe(op, *self._laid_out(op, *arguments))  # type: ignore[misc]
 
     def _meet(self, group: Any) -> None:
         """End a call that is not asynchronous: a barrier of the group's devices."""

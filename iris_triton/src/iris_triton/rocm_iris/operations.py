@@ -51,7 +51,7 @@ class PortedOperations(Ported, Operations):
         run = super()._run
         if op == NORM:
             return run(op, tensors, how, async_op)
-        group, config, *more = self._laid_out(op, tensors, how)
+        _, (group, config, *more) = self._laid_out(op, tensors, how)
         at_once = None if async_op is None else False  # None: it is only prepared
         call = lambda c: run(op, tensors, (group, c, *more), at_once, workspace)
         result = self._oblige(op, config, call, tiles=more[-1] == TILES)
@@ -59,15 +59,12 @@ class PortedOperations(Ported, Operations):
             self._meet(group)
         return result
 
-    def _laid_out(self, op: str, tensors: Any, how: Any) -> Any:
-        """Return how to call: with tiles where an output is as large as the product, of which torch's is a part."""
+    def _laid_out(self, op: str, tensors: Any, how: Any, *more: Any) -> tuple[Any, ...]:
+        """Return the arguments of a call: for tiles, where an output is as large as the product."""
         shapes = [tuple(getattr(each, "shape", ())) for each in tensors[:3]]
-        if op != "matmul_reduce_scatter" or {*map(len, shapes)} != {2} or shapes[0] != (shapes[1][0], shapes[2][1]):
-            return how
-        return (*how[:-1], TILES if len(self.members_of(how[0])) > 1 else TORCH)
-
-    def _describe(self, op: str, tensors: Any, how: Any, *more: Any) -> tuple[Any, bool]:  # type: ignore[override]
-        return super()._describe(op, tensors, self._laid_out(op, tensors, how), *more)
+        if op == "matmul_reduce_scatter" and {*map(len, shapes)} == {2} and shapes[0] == (shapes[1][0], shapes[2][1]):
+            how = (*how[:-1], TILES if len(self.members_of(how[0])) > 1 else TORCH)
+        return tensors, how, *more
 
 
 # -- functions of a context, the open `shmem` or `ctx` ----------------------------------------------------------------
@@ -144,8 +141,6 @@ def _with_fetching_programs(context: Iris, given: dict[str, Any]) -> dict[str, A
 
 def _check_operands(context: Iris, op: str, A: Any, B: Any, config: Any = None) -> FusedWorkspace:
     """Check what there is without the output, and return an empty workspace, which the first call fills.  Local."""
-    if isinstance(config, FusedConfig):
-        config.validate(context.get_num_ranks())
     rows = A.shape[0] * (context.get_num_ranks() if op == "matmul_all_gather" else 1)
     context.ops.explain(op, torch.empty((rows, B.shape[-1]), dtype=A.dtype, device=A.device), A, B)
     return FusedWorkspace()
