@@ -248,9 +248,7 @@ class GroupOperations:
                 side = self._sides[device] = SideStream(device.index)
             side.follow()
             on_stream(side.stream, run)
-            for each in tensors:
-                each.record_stream(side.stream)
-            return StreamWork(result, device, side)
+            return StreamWork(result, device, side, tensors)
         if not is_async and (self._last is None or self._last.done()):
             run()
             return DoneWork(result, device)

@@ -75,18 +75,29 @@ class DoneWork(dist.Work):
 
 
 class StreamWork(DoneWork):
-    """An operation on a stream of its own; `wait` makes the current stream wait for it."""
+    """An operation on a stream of its own; `wait` makes the current stream wait for it.
 
-    def __init__(self, result: list[Any], device: torch.device, side: SideStream) -> None:
+    Its tensors live as long as it does, or until the stream that it was called on waits.  So torch's allocator, which
+    takes a while to ask other streams, need not know of the stream (as NCCL's works do from torch 2.8 on).
+    """
+
+    def __init__(
+        self, result: list[Any], device: torch.device, side: SideStream, tensors: Sequence[torch.Tensor]
+    ) -> None:
         super().__init__(result, device)
-        self._side, self._event = side, side.mark()
+        self._tensors, self._caller, self._side, self._event = tensors, side.current(), side, side.mark()
 
     def __del__(self) -> None:
         if hasattr(self, "_event"):
+            for each in self._tensors:
+                each.record_stream(self._side.stream)
             self._side.spare.append(self._event)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        self._event.wait(self._side.current())
+        current = self._side.current()
+        self._event.wait(current)
+        if current == self._caller:
+            self._tensors = ()
         return super().wait()
 
     def is_completed(self) -> bool:
