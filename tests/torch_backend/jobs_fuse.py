@@ -251,10 +251,12 @@ def reduce_overhead():
         def step(x, w):
             y = torch.empty_like(x)
             ctx.ccl.all_reduce(y, 2 * x)
+            z = x + y
+            ctx.ccl.all_reduce(z, z)
             fused = (op(x + 1, w, None, group) for op in (ops.matmul_all_reduce, ops.matmul_reduce_scatter))
             gathered = ops.all_gather(x + y, group), ops.all_gather_matmul(x + 1, w, None, group)
             columns = ops.all_gather_matmul(x[:, :64] + 1, w, None, group, 1) if ctx.num_ranks == 2 else x
-            return y + 1, *fused, *gathered, columns, ops.reduce_scatter(y + x, "sum", group)
+            return y + 1, z, *fused, *gathered, columns, ops.reduce_scatter(y + x, "sum", group)
 
         compiled = torch.compile(step, fullgraph=True, mode="reduce-overhead")
         counted = torch._dynamo.utils.counters["inductor"]

@@ -94,6 +94,16 @@ def test_what_needs_a_closer_look_is_never_found():
             cache(*wrong)
 
 
+def test_how_is_compared_by_value_or_is_the_same_object():
+    cache, x, number = new(), (ARENA[64:128],), int("1000")
+    how = "".join(["su", "m"]), number, (0, number), float("1.5"), True
+    cache.keep(x, how, "value")
+    assert cache(x, ("".join(["s", "um"]), int("1000"), (0, int("1000")), float("1.5"), True)) == "value"
+    for place, other in ((0, "min"), (0, how), (1, 1000.0), (1, 1), (2, (0, True)), (2, (0,)), (3, 1), (4, 1)):
+        assert cache(x, (*how[:place], other, *how[place + 1 :])) is None, other
+    assert cache(x, (*how, [0])) is None
+
+
 def test_holds_many_calls_and_lets_them_go():
     cache, how = new(), [(object(),) for _ in range(2000)]
     values = [threading.Event() for _ in how]  # any objects that weak references can hold

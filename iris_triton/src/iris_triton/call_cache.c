@@ -1,10 +1,11 @@
 /* A cache of prepared calls by what their tensors are like, in front of a dict whose keys Python makes.
 
    cache(tensors, how) returns what cache.keep(tensors, how, value) was given for tensors of the same shapes, strides,
-   dtypes, devices and alignment, on the heap or not, at the same distance where they overlap, and for the same objects
-   in `how`; None if that is nothing, False if it cannot be: of subclasses, empty tensors, lazily conjugated or negated
-   ones, those whose gradients torch records, and float32 if the cache `skips_float32`.  Tensors are read through DLPack's
-   table of C functions, which takes no reference to their memory. */
+   dtypes, devices and alignment, on the heap or not, at the same distance where they overlap, and for equal texts,
+   numbers and tuples of integers in `how`, else the same objects; None if that is nothing, False if it cannot be: of
+   subclasses, empty tensors, lazily conjugated or negated ones, those whose gradients torch records, and float32 if the
+   cache `skips_float32`.  Tensors are read through DLPack's table of C functions, which takes no reference to their
+   memory. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -121,13 +122,33 @@ static Py_ssize_t describe(Cache *self, PyObject *tensors, uint64_t *words) {
   return word - words;
 }
 
+/* Return whether an object is compared by its value: operators of torch make such ones anew for each call. */
+static int has_value(PyObject *object) {
+  if (!PyTuple_CheckExact(object))
+    return PyUnicode_CheckExact(object) || PyLong_CheckExact(object) || PyFloat_CheckExact(object);
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(object); i++)
+    if (!PyLong_CheckExact(PyTuple_GET_ITEM(object, i)))
+      return 0;
+  return 1;
+}
+
+static int is_same(PyObject *one, PyObject *other) {
+  if (one == other)
+    return 1;
+  return Py_TYPE(one) == Py_TYPE(other) && has_value(one) && has_value(other) &&
+         PyObject_RichCompareBool(one, other, Py_EQ) == 1; /* which fails for none of these */
+}
+
 /* Return the place of a call, or where it may be kept; `is_it` tells whether it is there. */
 static Slot **find(Cache *self, PyObject *how, const uint64_t *words, Py_ssize_t num_words, int *is_it) {
   uint64_t hash = 0;
   for (Py_ssize_t i = 0; i < num_words; i++)
     hash = (hash ^ words[i]) * 0x9E3779B97F4A7C15u, hash ^= hash >> 29;
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(how); i++)
-    hash = (hash ^ (uint64_t)(uintptr_t)PyTuple_GET_ITEM(how, i)) * 0x9E3779B97F4A7C15u, hash ^= hash >> 29;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(how); i++) {
+    PyObject *each = PyTuple_GET_ITEM(how, i);
+    hash ^= has_value(each) ? (uint64_t)PyObject_Hash(each) : (uint64_t)(uintptr_t)each;
+    hash *= 0x9E3779B97F4A7C15u, hash ^= hash >> 29;
+  }
   Slot **set = &self->slots[hash % (SLOTS / WAYS) * WAYS], **place = &set[self->oldest % WAYS];
   for (int way = 0; way < WAYS; way++) {
     Slot *slot = set[way];
@@ -138,7 +159,7 @@ static Slot **find(Cache *self, PyObject *how, const uint64_t *words, Py_ssize_t
     *is_it = slot->num_words == (size_t)num_words && slot->num_how == (size_t)PyTuple_GET_SIZE(how) &&
              !memcmp(slot->words, words, num_words * sizeof *words);
     for (Py_ssize_t i = 0; *is_it && i < PyTuple_GET_SIZE(how); i++)
-      *is_it = slot->how[i] == PyTuple_GET_ITEM(how, i);
+      *is_it = is_same(slot->how[i], PyTuple_GET_ITEM(how, i));
     if (*is_it)
       return &set[way];
   }

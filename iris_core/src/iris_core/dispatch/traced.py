@@ -42,7 +42,7 @@ def trace(binder: Any, op: str, tensors: Any, how: Any, async_op: bool | None, w
     written, read = (others[-1], others[:-1]) if has_splits else (None, others)
     residual, *read, scales = others if op == NORM else (written, *read, None)
     if in_place := op != NORM and read[0] is out:
-        read[0] = None
+        read = [None, *read[1:]]  # torch 2.11 makes a tuple of it
     number = None if config is None else getattr(config, "_hash", -1)  # which is no hash
     name = _name(binder.name, op, in_place, number, group, *more)
     torch.ops.iris.call(out, residual, scales, read, name)
