@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import functools
 import gc
+import itertools
 import os
 from unittest import mock
 
@@ -309,7 +310,8 @@ def memory_of_the_group(store):
         def look():
             if backend == "iris":
                 operations = torch_backend._operations(mesh.get_group("parts"))
-                buffers = [*operations._buffers["cpu"]]
+                made = itertools.chain(*(each.values() for each in operations._buffers["cpu"]._made.values()))
+                buffers = [each.memory for same in made for each in same]
                 taken.append((len(buffers), all(map(operations.context().is_symmetric, buffers))))
 
         return trained(divided, look)

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from jobs_examples import free_port
 
+from iris_core.dispatch.products import GATHERING
 from iris_core.errors import PeerLostError
 from iris_core.testing import RankPool
 from iris_core.torch_backend import Options
@@ -60,7 +61,9 @@ def test_every_collective_is_as_the_peers(on_ranks, device, num_ranks, nodes):
 
 
 @pytest.mark.parametrize(("job", "num_ranks", "args", "answer"), [
-    (jobs.lying_differently, 3, (), ([], ON_HEAP)), (jobs.gradients, 2, (), {}),
+    (jobs.lying_differently, 3, (), ([], ON_HEAP)),
+    (jobs.operators_lying_differently, 3, (), ([], {"all_reduce", "all_reduce_rms_norm", *GATHERING})),
+    (jobs.gradients, 2, (), {}),
     (jobs.promising_bits, 3, (), None), (jobs.fsdp_on_the_heap, 3, (), None),
     (jobs.calls, 3, (), None), (groups.memory_of_the_group, 4, (), None),
     (groups.groups_of_all_kinds, 4, (False,), []), (groups.groups_of_all_kinds, 4, (True,), []),

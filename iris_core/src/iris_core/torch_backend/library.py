@@ -117,7 +117,7 @@ def _collective(op: str) -> tuple[Callable[..., Any], Callable[..., Any], Callab
 
     def into(x: torch.Tensor, *how: Any, out: torch.Tensor) -> None:
         found = _group(how[-1])
-        ccl, group = found.open(x.device).ccl, found.members
+        ccl, group = found.open(x.device).ccl._anywhere, found.members
         x = x.detach().contiguous()
         if op == "reduce":  # of use where all members must call it, also where a compiler drops what is not read
             ccl.all_reduce(out, x, ReduceOp.SUM, group)
@@ -227,7 +227,7 @@ def _product(op: str) -> tuple[Callable[..., torch.Tensor], Callable[..., torch.
         more = {"gather_dim": gather_dim} if op in ("all_gather_matmul", "matmul_all_gather") else {}
         out = a.new_empty(_product_shape(op, a, b, found.size, gather_dim))
         given = [each.detach() for each in (a, b, bias) if each is not None]
-        getattr(found.open(a.device).ops, op)(out, *given, group=found.members, **more)
+        getattr(found.open(a.device).ops._anywhere, op)(out, *given, group=found.members, **more)
         return out
 
     def fake(
@@ -284,7 +284,7 @@ def _norm(
     found, (x, residual, weight) = _group(group), (each.detach() for each in (x, residual, weight))
     out, stream = x.new_empty(x.shape), residual.clone(memory_format=torch.contiguous_format)
     given = x.contiguous(), weight.contiguous(), eps
-    found.open(x.device).ops.all_reduce_rms_norm(out, stream, *given, group=found.members)
+    found.open(x.device).ops._anywhere.all_reduce_rms_norm(out, stream, *given, group=found.members)
     return out, stream
 
 
