@@ -50,7 +50,7 @@ BUDGETS = {
     "iris_core/providers": 2053,
     "iris_core/registry": 934,
     "iris_core/testing": 2000,
-    "iris_core/torch_backend": 2351,
+    "iris_core/torch_backend": 2350,
     "iris_core/tracing": 509,
     "iris_core/tuning": 427,
     "iris_core/world": 2221,
