@@ -483,9 +483,11 @@ def test_another_thread_may_add_launches_meanwhile(monkeypatch):
     """It goes on in the middle of a change of generations."""
     monkeypatch.setattr(bind, "GENERATION", 3)
     known, threads = bind.Launches(), []
-    new = functools.partial(SimpleNamespace, droppable=True)
+    new = functools.partial(SimpleNamespace, droppable=True, mark=lambda: None)
 
     class Slow:
+        mark = staticmethod(lambda: None)
+
         @property
         def droppable(self):
             threads.append(threading.Thread(target=known.keep, args=(f"other {len(threads)}", new())))

@@ -40,17 +40,17 @@ FLOORS = (
 BUDGETS = {
     "iris_core/*.py": 2864,
     "iris_core/bench": 1258,
-    "iris_core/ccl": 374,
+    "iris_core/ccl": 372,
     "iris_core/cli": 1662,
     "iris_core/device": 1414,
-    "iris_core/dispatch": 3349,
+    "iris_core/dispatch": 3440,
     "iris_core/heap": 2705,
     "iris_core/nn": 867,
     "iris_core/ops": 1198,
     "iris_core/providers": 2049,
     "iris_core/registry": 934,
     "iris_core/testing": 2000,
-    "iris_core/torch_backend": 2445,
+    "iris_core/torch_backend": 2363,
     "iris_core/tracing": 509,
     "iris_core/tuning": 427,
     "iris_core/world": 2221,
@@ -75,7 +75,7 @@ BUDGETS = {
 
 # What came after the rooms were built, in whose budgets it is: lines at most of each, and the modules and packages.
 FEATURES = {
-    "PyTorch": (2539, ("iris_core.torch_backend", "iris_core.dispatch.traced")),
+    "PyTorch": (2546, ("iris_core.torch_backend", "iris_core.dispatch.traced")),
     "several nodes": (
         2545,
         (

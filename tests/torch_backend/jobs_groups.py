@@ -4,7 +4,9 @@ import contextlib
 import datetime
 import functools
 import gc
+import itertools
 import os
+import re
 from unittest import mock
 
 import pytest
@@ -128,6 +130,18 @@ def beside_another_backend(store):
     with pytest.raises(RuntimeError):
         dist.all_reduce(torch.full((3,), torch.nan), group=checked)
     dist.destroy_process_group()
+
+
+def different_calls(store):
+    """Who is in which call, where members differ: the group's own functions, one that its thread runs, an operator."""
+    rank, _ = start(store)
+    group, x = dist.group.WORLD.group_name, torch.ones(3)
+    dist.all_reduce(x)
+    first = (dist.barrier, lambda: dist.all_gather_into_tensor(torch.empty(9), x, async_op=True).wait())[rank > 0]
+    second = (dist.barrier, lambda: torch.ops.iris.all_to_all(x, group))[rank > 0]
+    said = [re.findall(r"\n  (ranks? .*)\(\)", said_by(each)) for each in (first, second)]
+    dist.destroy_process_group()
+    return said
 
 
 def what_a_group_refuses(store):
@@ -309,7 +323,8 @@ def memory_of_the_group(store):
         def look():
             if backend == "iris":
                 operations = torch_backend._operations(mesh.get_group("parts"))
-                buffers = [*operations._buffers["cpu"]]
+                made = itertools.chain(*(each.values() for each in operations._buffers["cpu"]._made.values()))
+                buffers = [each.memory for same in made for each in same]
                 taken.append((len(buffers), all(map(operations.context().is_symmetric, buffers))))
 
         return trained(divided, look)

@@ -17,14 +17,15 @@ from jobs_common import environment, said_by
 from torch.distributed.fsdp import fully_shard
 
 import iris_core.torch_backend as torch_backend
-from iris_core.errors import HeapExhaustedError
+from iris_core import Iris
+from iris_core.errors import UnsupportedError
 from iris_core.testing.conformance.collective_jobs import Case, promised, source
 from iris_core.torch_backend import fsdp, library
+from iris_core.torch_backend.communicator import Communicator
 
 SHAPES = [(), (0,), (5,), (3, 4)]
 IS_211 = torch.__version__ < "2.12"
 LACKING = {"all_to_all"} if IS_211 else set()  # what gloo has only later
-NO_ROOM = "requested_bytes", "free_bytes", "largest_free_bytes"
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
 
 
@@ -191,9 +192,7 @@ def lying_differently(store):
             if not all(map(torch.equal, flat(ours[outputs]), flat(theirs[outputs]))):
                 wrong.append((name, shape, turn))
     crowded = ctx.ones(1000)
-    with mock.patch.object(
-        ctx.heap, "allocate_unscoped", side_effect=HeapExhaustedError("", **dict.fromkeys(NO_ROOM, 0))
-    ):
+    with mock.patch.object(type(ctx._binder.memory), "take", side_effect=UnsupportedError("no room")):
         dist.all_reduce(crowded)
     with ctx.scope():
         dist.all_reduce(ctx.ones(2000))
@@ -203,10 +202,58 @@ def lying_differently(store):
     assert (kept == 1).all()  # the memory for copies is not the scope's
     assert (x == size).all()
     assert (crowded == size).all()
-    bound = ctx._binder.anywhere.values()
+    bound = ctx._binder.bound_anywhere.values()
     found = {each.op for each in bound if each.request.direct_in and each.request.direct_out}
     dist.destroy_process_group()
     return wrong, found
+
+
+def operators_lying_differently(store):
+    """What is wrong in operators and the communicator where members' tensors lie differently, then alike, then again.
+
+    Eager and compiled, in the world and in a group of two, beside another context with ordinary tensors.
+    """
+    rank, size = start(store, timeout=datetime.timedelta(seconds=60))
+    comm, ops, wrong = Communicator(dist.group.WORLD, heap_size="8MiB"), torch.ops.iris, []
+    ctx, other = (Iris("8MiB", device="cpu", group=dist.group.WORLD) for _ in range(2))
+
+    def step(ctx, members, x, y, w, residual, gathered):
+        group = library.name_of(ctx, members)
+        ops.all_reduce_(y, "max", group)
+        found = [ops.all_reduce(x, "sum", group), ops.all_gather(x, group), ops.all_to_all(x, group), y + 1]
+        found += [ops.reduce_scatter(x, "sum", group), ops.broadcast(x, 0, group)]
+        found += [each(x, w, None, group) for each in (ops.all_gather_matmul, ops.matmul_all_reduce)]
+        found += ops.all_reduce_rms_norm(x, residual, w[0], 1e-5, group)
+        ccl, fused = ctx.ccl._anywhere, ctx.ops._anywhere
+        ccl.all_reduce(y, x, group=members)
+        fused.matmul_all_gather(gathered, x, w, group=members)
+        fused.matmul_all_reduce(x, y, w, group=members)
+        return [*found, gathered + 1, x + 1, y + 1]
+
+    compiled = torch.compile(step, backend="aot_eager", dynamic=False)
+    for seed, members in itertools.product(range(8), ([*range(size)], [size - 1, 0])):
+        rows = (2 + seed % 2) * size * (size - 1)  # of one kind, tensors are alike at first; of the other one, not
+        how = "ordinary" if rank and seed in (1, 4, 5) else "heap"
+        shapes = (rows, 8), (rows, 8), (8, 8), (rows, 8), (len(members) * rows, 8)
+        given = [whole(shape, torch.float32, rank if n < 2 else n) for n, shape in enumerate(shapes)]
+        for run in (step, compiled):
+            placed_here = [placed(ctx, each, how) for each in given]
+            summed = comm.all_reduce(placed(comm.context, given[0], how))
+            if rank in members:
+                wanted = step(other, members, *[each.clone() for each in given])
+                found = run(ctx, members, *placed_here)
+                pairs = enumerate(zip(found, wanted, strict=True))
+                wrong += [(seed, len(members), n) for n, pair in pairs if not torch.equal(*pair)]
+    dist.all_reduce(total := given[0].clone())
+    assert torch.equal(total, summed)
+    bound = [*ctx._binder.bound_anywhere.values(), *ctx._binder.fused_anywhere.values()]
+    lie = "direct_in", "reach_a", "reach_out"
+    kinds = {each.op for each in bound if any(getattr(each.request, name, False) for name in lie)}
+    for each in (ctx, other):
+        each.close()
+    comm.destroy()
+    dist.destroy_process_group()
+    return wrong, kinds
 
 
 def calls(store):
@@ -369,6 +416,10 @@ def gradients(store):
     }
     wrong = {}
     for name, case in cases.items():
+        x = torch.ones(2 * size, 4)
+        for forward in (lambda: torch.func.jvp(case, (x,), (x,)), lambda: torch.func.jacfwd(case)(x)):  # noqa: B023
+            if not (said := said_by(forward)).startswith("UnsupportedError: torch.ops.iris has no forward-mode"):
+                wrong[name] = said
         shape = (2 * size, 4)
         x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(rank)).requires_grad_()
         y = case(x)

@@ -46,7 +46,7 @@ def made(monkeypatch):
     monkeypatch.setattr(carried, "_LOOK_S", 0.01)
 
     def make(other="GPU 1", refuses=None, fails=None):
-        def compare(facts, row):
+        def compare(members, facts, row):
             noted.compared.append(facts)
             return [row, other if row == "GPU 0" else noted.is_usual if isinstance(row, bool) else ""]
 
@@ -68,7 +68,8 @@ def made(monkeypatch):
 
         methods = {"eager_connect_single_device": connect, "abort": noted.aborted.set}
         here = SimpleNamespace(heap=(SMALL.data_ptr(), SMALL.data_ptr() + SMALL.nbytes), world_size=2)
-        binder = SimpleNamespace(order=lambda: order, here=here, compare=compare)
+        members = SimpleNamespace(gather=compare)
+        binder = SimpleNamespace(order=lambda _: order, here=here, members=members, members_of=lambda _: (0, 1))
         ctx = SimpleNamespace(_binder=binder, heap=SimpleNamespace(check_peers=check_peers))
         return carried.Carried(ctx, lambda name: methods.get(name, call), torch.device("cpu"))
 

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from jobs_examples import free_port
 
+from iris_core.dispatch.products import GATHERING
 from iris_core.errors import PeerLostError
 from iris_core.testing import RankPool
 from iris_core.torch_backend import Options
@@ -60,11 +61,14 @@ def test_every_collective_is_as_the_peers(on_ranks, device, num_ranks, nodes):
 
 
 @pytest.mark.parametrize(("job", "num_ranks", "args", "answer"), [
-    (jobs.lying_differently, 3, (), ([], ON_HEAP)), (jobs.gradients, 2, (), {}),
+    (jobs.lying_differently, 3, (), ([], ON_HEAP)),
+    (jobs.operators_lying_differently, 3, (), ([], {"all_reduce", "all_reduce_rms_norm", *GATHERING})),
+    (jobs.gradients, 2, (), {}),
     (jobs.promising_bits, 3, (), None), (jobs.fsdp_on_the_heap, 3, (), None),
     (jobs.calls, 3, (), None), (groups.memory_of_the_group, 4, (), None),
     (groups.groups_of_all_kinds, 4, (False,), []), (groups.groups_of_all_kinds, 4, (True,), []),
     pytest.param(groups.beside_another_backend, 3, (), None, marks=MIXED),
+    (groups.different_calls, 3, (), [["rank 0: barrier", f"ranks 1, 2: {op}"] for op in ("all_gather", "all_to_all")]),
     (groups.what_a_group_refuses, 3, (), None), *((groups.refused_by_all, 3, (each,), {}) for each in (False, True)),
     (groups.several_at_a_time, 3, (("cpu",),), None),
     (groups.several_at_a_time, 3, (("cuda",),), None),  # all of it goes to gloo inside

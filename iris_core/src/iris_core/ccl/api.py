@@ -74,7 +74,7 @@ class Collectives(Calls):
         CollectiveTimeoutError, PeerLostError: a member did not take part in the exchange of a first call.
     """
 
-    _launches, _operations = "bound", OPS
+    _launches, _operations = ("bound", "bound_anywhere"), OPS
 
     # -- operations ---------------------------------------------------------------------------------------------------
     def all_reduce(
@@ -302,7 +302,7 @@ class Collectives(Calls):
         tensors = (out, inp, *splits) if splits else (out, inp)
         how = op, group, config, first, second
         if is_compiling():
-            return trace(self._binder, op, tensors, how[1:], bool(async_op))  # type: ignore[no-any-return]
+            return trace(self, op, tensors, how[1:], bool(async_op))  # type: ignore[no-any-return]
         gpu = self._binder.gpu
         if gpu is not None and current_device() != gpu:  # a thread of its own begins on device 0
             with torch.cuda.device(gpu):
@@ -360,7 +360,5 @@ class Collectives(Calls):
             if isinstance(group, list):
                 return self._find(op, tensors, tuple(group), config, first, second)
             key = None
-        return bound or self._bind(CollectiveCall(op, tensors, group, config, first, second), key)
-
-    def _bind(self, call: CollectiveCall, key: Any) -> Any:
-        return self._binder.bind(call, key)
+        call = bound or CollectiveCall(op, tensors, group, config, first, second)
+        return bound or self._prepare(call, key, lambda: self._bound)

@@ -170,22 +170,24 @@ class Launches(dict[Any, Any]):
         self.front = front
         self.scratch: Scratch = {}
         self.old: dict[Any, Any] = {}
+        self._dropped: deque[tuple[Any, Bound]] = deque()
         self._lock = threading.Lock()
 
-    def keep(self, key: Any, launch: Any) -> list[Any]:
-        """Add a launch to the young generation; return those that were dropped."""
-        dropped: list[Any] = []
+    def keep(self, key: Any, launch: Any) -> None:
+        """Add a launch to the young generation; what is dropped stays until the device is done with its memory."""
         with self._lock:  # of threads that call with different groups
             is_full = len(self) >= GENERATION
             young = {key: each for key, each in self.items() if each.droppable} if is_full else {}
             if len(young) >= GENERATION:
-                dropped, self.old = list(self.old.values()), young
+                self._dropped.extend((event, each) for each in self.old.values() if (event := each.mark()))
+                self.old = young
                 for name in young:
                     del self[name]
                 if self.front is not None:
                     self.front.clear()  # what is used again becomes young
             self[key] = launch
-        return dropped
+            while self._dropped and self._dropped[0][0].query():
+                self._dropped.popleft()
 
     def clear(self) -> None:
         """Drop all; the memory stays."""
@@ -216,11 +218,11 @@ class Binder:
         on_cpu = self.target.type is DeviceType.CPU
         self.gpu: int | None = None if on_cpu else self.target.index
         make = getattr(opened.backend, "call_cache", lambda *_, **__: None)
-        caches = (make(own, own + heap.nbytes, skips_float32) for skips_float32 in (False, False, not on_cpu))
-        self.bound, self.anywhere, self.fused = map(Launches, caches)  # of `ctx.ccl`, torch.distributed, `ctx.ops`
+        caches = (make(own, own + heap.nbytes, skips_float32) for skips_float32 in (False, False, *[not on_cpu] * 2))
+        self.bound, self.bound_anywhere, self.fused, self.fused_anywhere = self.launches = [*map(Launches, caches)]
+        self.fused_anywhere.scratch = self.fused.scratch
         self.held: dict[int, Bound] = {}  # those of `ctx.ops` that graphs know
         self.workspaces: weakref.WeakSet[Any] = weakref.WeakSet()  # of callers of `ctx.ops`
-        self._dropped: deque[tuple[Any, Bound]] = deque()
         limit = context.settings.ccl_workspace
         usual = 32 << 20 if on_cpu else 256 << 20
         self.memory = Memory(heap, usual if limit is None else int(limit), opened.spec, opened.reports)
@@ -242,14 +244,14 @@ class Binder:
         providers.open_messages(world)
 
     # -- the slow path ------------------------------------------------------------------------------------------------
-    def bind(self, call: Call, key: Any, holder: Callable[[], Launches] | None = None) -> Bound:
+    def bind(self, call: Call, key: Any, holder: Any = None, here: Here | None = None) -> Bound:
         """Return the bound launch of a call, and keep it under its key, if it can have one.
 
         Collective: every member of the group calls it with its first call of a kind; if one refuses then, all do.
-        `holder` returns where the launch is kept; by default with the context's.  Threads that come at the same time
-        take turns, and the later ones find what the first one has bound.
+        `holder` returns the `Launches` that keep it, by default the context's; `here` may be without a heap.  Threads
+        that come at the same time take turns, and the later ones find what the first one has bound.
         """
-        members, here = self.members_of(call.group), self.here
+        members, here = self.members_of(call.group), here or self.here
         request: Any = None
         with self._binding:
             try:
@@ -283,9 +285,7 @@ class Binder:
                     bound = self._first.serve(request, call, shared, known.scratch)
                 bound = bound or self.serve(request, call.config, scratch=known.scratch)
             if key is not None:
-                self._dropped.extend((event, each) for each in known.keep(key, bound) if (event := each.mark()))
-                while self._dropped and self._dropped[0][0].query():  # the device is done with their memory
-                    self._dropped.popleft()
+                known.keep(key, bound)
             return bound  # type: ignore[no-any-return]
 
     def refuse(self, op: str, error: Exception, group: Group, request: Any = None) -> NoReturn:
@@ -311,7 +311,7 @@ class Binder:
         left_out, settled = agreed.earlier(request, shared, config)
         if op in POINT_TO_POINT:  # the others take no part, and these two know nothing of each other
             algorithm, wish = chooser.of(chooser.choose(request, config, left_out, settled), request)
-            team, order = self.team(members), self._order((op, wish.options["peer"]))
+            team, order = self.team(members), self.order((op, wish.options["peer"]))
             plan = self._prepare(algorithm, wish, team, scratch, False, None)
             return Bound(algorithm, plan, order, team, self.context, wish)
         kind, layout = (members, *shared.values()), layout_of(request)
@@ -339,7 +339,7 @@ class Binder:
             agreed.served_by[kind] = f"{algorithm.name!r} with {layout}"
         if not is_named:
             agreed.remember(request, shared, config, chosen)
-        bound = Bound(algorithm, plan, self._order(members), team, self.context, wish)
+        bound = Bound(algorithm, plan, self.order(members), team, self.context, wish)
         if chosen.in_graphs is not None and within is None and self.gpu is not None:
             with contextlib.suppress(UnsupportedError):  # on all members: memory is exhausted
                 bound.let_capture(self._serve_by(chosen.in_graphs, request, config, scratch))
@@ -398,7 +398,7 @@ class Binder:
         self._reports.watch()
         if self._reports.alarm[0] != self._reports.heard:
             self._reports.raise_new()
-        order = self._order(members)
+        order = self.order(members)
         place = self._barriers.bind(group, "release")  # not in a thread: the first one is an exchange of the hosts
         try:
             work = order.run_async("barrier", place.launch, None) if async_op else order.run(place.launch, None)
@@ -423,7 +423,7 @@ class Binder:
         """Refuse all calls from now on; in a forked process, whose parent goes on, nothing else is done."""
         self._closed = why
         self.gpu = None  # CUDA refuses every question there
-        for known in (self.bound, self.anywhere, self.fused):
+        for known in self.launches:
             known.clear()
             known.front = None  # which a call that is under way may still fill
 
@@ -461,15 +461,7 @@ class Binder:
             team = space.teams[members] = Team(members, world, self.memory, words)
         return team
 
-    def compare(self, facts: dict[str, str], row: Any) -> list[Any]:
-        """Compare facts of a call with those of all ranks, and return each rank's row."""
-        return self.members.gather(self.members_of(None), facts, row)
-
-    def order(self) -> Order:
-        """Return the order of the calls of all ranks."""
-        return self._order(self.members_of(None))
-
-    def _order(self, members: tuple[Any, ...]) -> Order:
+    def order(self, members: tuple[Any, ...]) -> Order:
         """Return the order of calls of a team, or of messages in one direction between two ranks."""
         if members not in self._orders:
             host, gpu, keep = self._heap.streams, self.target.index, self._keep

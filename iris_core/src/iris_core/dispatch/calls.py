@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 
 from iris_core.device.targets import on_device
 from iris_core.dispatch.requests import OPS
+from iris_core.dispatch.traced import Anywhere
 from iris_core.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -25,14 +27,20 @@ current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda:
 class Calls:
     """The calls of one context, and where the rank's heap begins and ends."""
 
-    _launches: ClassVar[str]
+    _launches: ClassVar[tuple[str, str]]  # what a binder calls those of this face, and those of `anywhere`
     _operations: ClassVar[tuple[str, ...]]
     _describe: Callable[..., tuple[Call, bool]]  # returns what `_described` does, of the arguments of `_run`
 
-    def __init__(self, binder: Binder) -> None:
-        self._binder = binder
-        self._bound: Launches = getattr(binder, self._launches)
+    def __init__(self, binder: Binder, *, anywhere: bool = False) -> None:
+        self._binder, self._is_anywhere = binder, anywhere
+        self._bound: Launches = getattr(binder, self._launches[anywhere])
+        self._prepare: Callable[..., Any] = Anywhere(binder).bind if anywhere else binder.bind
         self._low, self._high = binder.here.heap
+
+    @cached_property
+    def _anywhere(self) -> Self:
+        """The same operations, for members whose tensors lie differently; see `Anywhere`.  All use it, or none."""
+        return type(self)(self._binder, anywhere=True)
 
     def explain(self, op: str, /, *tensors: torch.Tensor | None, **options: Any) -> Explanation:
         """Return which algorithm serves a call, why, what the others would cost, and why others cannot.
@@ -85,7 +93,7 @@ class Calls:
         call, other = self._described("bind", op, tensors, options)
         if other:
             raise ArgumentError("bind: neither async_op nor workspace: start() of a bound call returns a handle")
-        return BoundCall(self._binder, call)
+        return BoundCall(self._binder, self._prepare, call)
 
     def _described(self, what: str, op: str, tensors: Any, options: Any) -> tuple[Call, bool]:
         """Return the call that an operation passes on, and whether it is given `async_op` or `workspace`."""
@@ -106,11 +114,11 @@ class BoundCall:
         DeviceTimeoutError, DeviceError: as the call.
     """
 
-    def __init__(self, binder: Binder, call: Call) -> None:
+    def __init__(self, binder: Binder, prepare: Callable[..., Any], call: Call) -> None:
         self._binder, self._tensors = binder, call.tensors
         self._is_fused = call.op not in OPS
         with on_device(binder.target):
-            self._bound = binder.bind(call, None)
+            self._bound = prepare(call, None, None)
 
     def __call__(self) -> None:
         """Launch on the current stream."""

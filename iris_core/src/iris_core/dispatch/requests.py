@@ -62,6 +62,7 @@ class Here:
     processors: int = 1  # multiprocessors (SMs, CUs) of the smallest device of all ranks; on the CPU 1
     nodes: tuple[int, ...] = ()  # the node of each rank; empty where all are on one
     multicast: bool = False  # whether one address reaches the heaps of all ranks
+    anywhere: bool = False  # whether tensors of members may lie differently
 
     def about(self, op: str, members: tuple[int, ...], operand: torch.Tensor, out: torch.Tensor) -> dict[str, Any]:
         """Return what all requests of `ctx.ops` say: what they are, and where they come from."""
@@ -135,6 +136,7 @@ class CollectiveCall(AnyCall):
             "in_place": _in_place(op, out, inp, rank, layout),
             "aligned": all(each.data_ptr() % ALIGNMENT_NBYTES == 0 for each in tensors),
             "uneven": bool(splits) or "in_splits" in options,
+            "anywhere": here.anywhere,
             "config": {} if config is None else config.given(op),
         }
         options |= {} if inp is None else {"in_stride": inp.stride()}
@@ -453,7 +455,7 @@ def shared_facts(request: Request) -> dict[str, str]:
             facts["shape"] = request.shape
         if options["uneven"]:  # a rank may have nothing to give or to get, and such a tensor lies nowhere
             facts["split sizes"] = "on the devices" if "device_splits" in options else "given"
-        elif "anywhere" not in options:
+        elif not options.get("anywhere"):
             facts |= {"input on the heap and contiguous": request.direct_in} if op in ALL_HAVE_INPUT else {}
             facts |= {"output on the heap and contiguous": request.direct_out} if op in ALL_HAVE_OUTPUT else {}
             facts |= {"in place": options["in_place"]} if op in ALL_IN_PLACE else {}

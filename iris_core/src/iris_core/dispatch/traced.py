@@ -1,11 +1,15 @@
-"""Calls of `ctx.ccl` and `ctx.ops` in compiled code: `torch.compile` keeps each as one operator, in one graph.
+"""Calls of `ctx.ccl` and `ctx.ops` by torch's programs: compiled ones, and those that do not know where tensors lie.
 
-Arguments that are not tensors are constants of the trace; they stay here, under a name that the operator has.
+`torch.compile` keeps each call as one operator, in one graph.  Arguments that are not tensors are constants of the
+trace; they stay here, under a name that the operator has.
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,18 +17,102 @@ from torch._compile import _disable_dynamo
 
 from iris_core.dispatch.config import CONFIGS
 from iris_core.dispatch.products import NORM
-from iris_core.dispatch.requests import OPS, UNRECORDED
-from iris_core.errors import ArgumentError, HeapClosedError
+from iris_core.dispatch.requests import ALIGNMENT_NBYTES, ALL_IN_PLACE, OPS, UNRECORDED, shared_facts
+from iris_core.errors import ArgumentError, HeapClosedError, UnsupportedError
 
 is_compiling = torch.compiler.is_compiling
 BINDERS: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 """The binder of each context by its `name`, which is a constant for the compiler."""
 
+# By operation, the tensors that peers reach, and what a request calls those that lie where they can.
+_REACHED: dict[str, tuple[tuple[int, ...], tuple[str, ...]]] = {
+    **dict.fromkeys((*ALL_IN_PLACE, "all_to_all"), ((0, 1), ("direct_out", "direct_in"))),
+    **dict.fromkeys(("matmul_all_reduce", "matmul_all_gather"), ((0,), ("reach_out",))),
+    "all_gather_matmul": ((1,), ("reach_a",)),
+    NORM: ((2,), ("direct_in",)),
+}
+
 _LIBRARY: Any = torch.library.Library("iris", "FRAGMENT")  # type: ignore[no-untyped-call]
 _calls: dict[str, tuple[Any, ...]] = {}
 
 
-def trace(binder: Any, op: str, tensors: Any, how: Any, async_op: bool | None, workspace: Any = None) -> Any:
+class Anywhere:
+    """Binds calls of members whose tensors lie differently, of `ctx.ccl` or of `ctx.ops`.
+
+    At the first call of a kind, members agree whether the tensors of all are on the heap.  If so, later calls use those
+    that are, and a member with others passes copies, for which the heap has room.  If not, calls use none there.
+    """
+
+    def __init__(self, binder: Any) -> None:
+        self._binder = binder
+        self._memory: dict[tuple[int, ...], torch.Tensor] = {}  # for copies, by members
+        self._kinds: dict[Any, torch.Tensor | None] = {}  # memory for a kind's copies; None if not all were on the heap
+
+    def bind(self, call: Any, key: Any, holder: Any) -> Any:
+        """Return the bound launch of a call; see `Binder.bind`.  Collective."""
+        binder = self._binder
+        request: Any = None
+        which: tuple[int, ...] = ()
+        members, here = binder.members_of(call.group), replace(binder.here, anywhere=True)
+        elsewhere = replace(here, heap=(0, 0))
+        with contextlib.suppress(Exception):  # `binder.bind` raises it again, on all members
+            request = call.describe(here, members)
+            call.check(request, here)
+            which, reached = _REACHED[call.op]
+        if not which or not request.nbytes or request.options.get("uneven"):
+            return binder.bind(call, key, holder, elsewhere)
+        tensors = [call.tensors[place] for place in which]
+        is_here = all(getattr(request, name) for name in reached) and all(each.is_contiguous() for each in tensors)
+        facts = shared_facts(call.describe(elsewhere, members))
+        kind = members, *facts.values()
+        if kind not in self._kinds:
+            is_agreed = all(binder.members.gather(members, facts, is_here))
+            self._kinds[kind] = self._reserve(members, tensors) if is_agreed else None
+        memory = self._kinds[kind]
+        if memory is None or is_here:
+            return binder.bind(call, key, holder, elsewhere if memory is None else here)
+        bound = self._copying(call, which, memory, holder)
+        if key is not None:
+            holder().keep(key, bound)
+        return bound
+
+    def _reserve(self, members: tuple[int, ...], tensors: list[torch.Tensor]) -> torch.Tensor | None:
+        """Return memory for copies of a call's tensors; None if the heap has no room.  Collective."""
+        nbytes = sum(each.nbytes + ALIGNMENT_NBYTES for each in tensors)
+        if (known := self._memory.get(members)) is not None and known.nbytes >= nbytes:
+            return known
+        world, nbytes = self._binder.members.world.subworld(members), 1 << nbytes.bit_length()
+        with contextlib.suppress(UnsupportedError):  # on all
+            self._memory[members] = self._binder.memory.take(world, members, nbytes, "copies of tensors", None).tensor
+            return self._memory[members]
+        return None
+
+    def _copying(self, call: Any, which: tuple[int, ...], memory: torch.Tensor, holder: Any) -> Any:
+        """Bind a call on copies of some of its tensors; what is written is copied back."""
+        copies, begin = dict[int, torch.Tensor](), 0
+        for place in which:
+            each = call.tensors[place]
+            copies[place] = memory[begin:][: each.nbytes].view(each.dtype).view(each.shape)
+            begin += -(-each.nbytes // ALIGNMENT_NBYTES) * ALIGNMENT_NBYTES
+
+        def passed(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
+            return tuple(copies.get(place, each) for place, each in enumerate(tensors))
+
+        inner = self.bind(call._replace(tensors=passed(call.tensors)), None, holder)
+
+        def launch(plan: Any, *tensors: Any) -> None:
+            for place in which:
+                copies[place].copy_(tensors[place])
+            inner.launch(*passed(tensors))
+            if 0 in which:
+                tensors[0].copy_(copies[0])
+
+        bound = copy.copy(inner)
+        bound._set_launch(launch)
+        return bound
+
+
+def trace(face: Any, op: str, tensors: Any, how: Any, async_op: bool | None, workspace: Any = None) -> Any:
     """Put a call into the graph that is being traced: `_run(written..., read, name)`; return its workspace.
 
     Others break the graph, and say why if it must be whole (fullgraph=True): one that writes nothing could be dropped
@@ -37,22 +125,22 @@ def trace(binder: Any, op: str, tensors: Any, how: Any, async_op: bool | None, w
     if recorded or out is None or async_op is not False:
         why = UNRECORDED if recorded else "in a graph it needs an output, and no async_op"
         torch._dynamo.graph_break(msg=f"{op}: {why}")
-        return _eagerly(binder, op, tensors, how, async_op, workspace)
+        return _eagerly(face, op, tensors, how, async_op, workspace)
     has_splits = op == "all_to_all" and len(others) > 1
     written, read = (others[-1], others[:-1]) if has_splits else (None, others)
     residual, *read, scales = others if op == NORM else (written, *read, None)
     if in_place := op != NORM and read[0] is out:
         read = [None, *read[1:]]  # torch 2.11 makes a tuple of it
     number = None if config is None else getattr(config, "_hash", -1)  # which is no hash
-    name = _name(binder.name, op, in_place, number, group, *more)
+    name = _name(face._binder.name, face._is_anywhere, op, in_place, number, group, *more)
     torch.ops.iris.call(out, residual, scales, read, name)
     return workspace  # that of the caller; the call's own is not known while it is traced
 
 
-def _name(binder: str, op: str, in_place: bool, number: int | None, group: Any, *how: Any) -> str:
+def _name(binder: str, anywhere: bool, op: str, in_place: bool, number: int | None, group: Any, *how: Any) -> str:
     if number is not None and number not in CONFIGS:  # the tracer has not made it yet
         raise ArgumentError(f"{op}: make the config outside of the code that torch.compile compiles")
-    call = binder, op, in_place, group, None if number is None else CONFIGS[number], *how
+    call = binder, anywhere, op, in_place, group, None if number is None else CONFIGS[number], *how
     for name, known in _calls.items():
         if known == call:
             return name
@@ -68,7 +156,7 @@ def _run(
     out: torch.Tensor, residual: torch.Tensor | None, scales: torch.Tensor | None, read: list[torch.Tensor | None],
     name: str,
 ) -> None:  # fmt: skip
-    known, op, in_place, *how = _calls[name]
+    known, anywhere, op, in_place, *how = _calls[name]
     binder = BINDERS.get(known)
     if binder is None:
         raise HeapClosedError(f"compiled code calls {op} of a context that is gone")
@@ -77,15 +165,16 @@ def _run(
     tensors = [None if each is None else each.detach() for each in given]
     if in_place:
         tensors[1] = tensors[0]
-    _call(binder, op, tuple(tensors), tuple(how))
-
-
-def _call(binder: Any, op: str, tensors: Any, how: Any, async_op: bool | None = False, workspace: Any = None) -> Any:
     context = binder.open()
+    face = context.ccl if op in OPS else context.ops
+    _call(face._anywhere if anywhere else face, op, tuple(tensors), tuple(how))
+
+
+def _call(face: Any, op: str, tensors: Any, how: Any, async_op: bool | None = False, workspace: Any = None) -> Any:
     if op not in OPS:
-        return context.ops._run(op, tensors, how, async_op, workspace)
+        return face._run(op, tensors, how, async_op, workspace)
     group, config, *more = how
-    return context.ccl._run(op, *tensors[:2], group, async_op, config, *more, tensors[2:])
+    return face._run(op, *tensors[:2], group, async_op, config, *more, tensors[2:])
 
 
 _eagerly: Any = _disable_dynamo(_call)  # the compiler leaves what it calls alone, too

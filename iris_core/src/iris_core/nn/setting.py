@@ -21,7 +21,7 @@ class Setting:
 
     def __init__(self, context: Iris, group: Group, config: Any = None) -> None:
         members = context.ops.members_of(group)
-        self.ops, self.ccl, self.device = context.ops, context.ccl, context.device
+        self.ops, self.ccl, self.device = context.ops._anywhere, context.ccl._anywhere, context.device
         self.rank, self.size = members.index(context.cur_rank), len(members)
         self.group, self.config = group, config
 

@@ -199,7 +199,7 @@ class Operations(Calls):
         tensor([3., 3.])
     """
 
-    _launches, _operations = "fused", (*OPS, NORM)
+    _launches, _operations = ("fused", "fused_anywhere"), (*OPS, NORM)
 
     # -- operations ---------------------------------------------------------------------------------------------------
     def matmul_all_reduce(
@@ -451,7 +451,7 @@ class Operations(Calls):
                 workspace.calls.scratch.clear()  # kernels of the other context may still use it
             return workspace.calls
 
-        bound: Any = binder.bind(call, key, holder)
+        bound: Any = self._prepare(call, key, holder)
         bound.reach = tuple(0 if each is None else reach(each) for each in call.tensors)
         if isinstance(call, NormCall):
             return bound
@@ -471,7 +471,7 @@ class Operations(Calls):
     ) -> FusedWorkspace | Work:  # fmt: skip
         binder = self._binder
         if is_compiling():
-            return trace(binder, op, tensors, how, async_op, workspace)  # type: ignore[no-any-return]
+            return trace(self, op, tensors, how, async_op, workspace)  # type: ignore[no-any-return]
         gpu = binder.gpu
         if gpu is not None and current_device() != gpu:  # a thread of its own begins on device 0
             with torch.cuda.device(gpu):

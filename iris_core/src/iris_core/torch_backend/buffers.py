@@ -12,7 +12,7 @@ import torch
 from iris_core.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from iris_core.api import Iris
 
@@ -68,7 +68,3 @@ class Buffers:
         buffer = _Buffer(ctx.empty(max(nbytes, 1), dtype=torch.uint8))
         made.setdefault(buffer.memory.nbytes, deque()).append(buffer)
         return buffer.view(nbytes, size, dtype)
-
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        """Yield the memory of all buffers."""
-        return (each.memory for made in self._made.values() for same in made.values() for each in same)

@@ -45,12 +45,13 @@ class Carried:
     """
 
     def __init__(self, ctx: Iris, method: Callable[[str], Callable[..., Any]], device: torch.device) -> None:
-        self._binder, self._check_peers, self._method = ctx._binder, ctx.heap.check_peers, method
-        order = ctx._binder.order()
+        binder, self._check_peers, self._method = ctx._binder, ctx.heap.check_peers, method
+        everyone = binder.members_of(None)
+        order, self._compare = binder.order(everyone), partial(binder.members.gather, everyone)
         assert isinstance(order, DeviceOrder)
         self._order, self._side = order, SideStream(device.index)
         self._done = DoneWork([], device)
-        self._device, self._heap = device, ctx._binder.here.heap
+        self._device, self._heap, self._size = device, binder.here.heap, binder.here.world_size
         self._known: dict[tuple[Any, ...], bool] = {}
         self._is_usable: bool | None = None  # or not known yet
         self._lost: PeerLostError | None = None
@@ -58,14 +59,14 @@ class Carried:
 
     def _connect(self, facts: dict[str, str]) -> bool:
         """Connect NCCL, and watch the peers; return whether all members can, which they cannot on one GPU."""
-        gpus = self._binder.compare(facts, str(torch.cuda.get_device_properties(self._device).uuid))
+        gpus = self._compare(facts, str(torch.cuda.get_device_properties(self._device).uuid))
         problem = "" if len(set(gpus)) == len(gpus) else "ranks share a GPU"
         if not problem:
             try:
                 self._method("eager_connect_single_device")(self._device)  # all are here, and alive
             except (AttributeError, RuntimeError) as error:
                 problem = str(error)
-        problems = self._binder.compare(facts, problem)
+        problems = self._compare(facts, problem)
         if any(problems):
             logger.info("NCCL carries no calls of backend iris: %s", next(filter(None, problems)))
             return False
@@ -104,7 +105,7 @@ class Carried:
         kind = None if name == "all_gather_single" else reduction(opts)[0]
         key = name, kind, whole.shape, part.shape, whole.dtype
         if key not in self._known:
-            if whole is not part and whole.numel() != self._binder.here.world_size * part.numel():
+            if whole is not part and whole.numel() != self._size * part.numel():
                 return None  # which Iris refuses
             facts = dict(zip(("operation", "reduction", "whole", "part", "dtype"), map(str, key), strict=True))
             facts["algorithm"] = _ENGINE
@@ -113,7 +114,7 @@ class Carried:
             if self._is_usable:  # members' tensors may lie differently: all go by the first call
                 (low, high), each = self._heap, (whole, part)
                 is_usual = all(x.is_contiguous() and not low <= x.data_ptr() < high for x in each)
-                self._known[key] = all(self._binder.compare(facts, is_usual))
+                self._known[key] = all(self._compare(facts, is_usual))
         elif self._known[key]:
             return self._carry(name, whole, part, is_async, opts)
         return None
@@ -133,7 +134,7 @@ class Carried:
             out.copy_(copy)
             return self._done
         except RuntimeError:
-            with guarded(name, range(self._binder.here.world_size), self._check_peers):
+            with guarded(name, range(self._size), self._check_peers):
                 raise
 
     def _launch(self, name: str, is_async: bool, *arguments: Any) -> dist.Work | None:

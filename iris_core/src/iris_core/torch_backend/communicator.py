@@ -93,7 +93,7 @@ class Communicator:
         """Return the sum of all members' tensors, of any shape."""
         output = torch.empty_like(input_, memory_format=torch.contiguous_format)
         if self.should_use(input_):
-            self.context.ccl.all_reduce(output, input_)
+            self.context.ccl._anywhere.all_reduce(output, input_)
         else:
             dist.all_reduce(output.copy_(input_), group=self.device_group)
         return output
@@ -106,7 +106,7 @@ class Communicator:
         moved = input_.reshape(input_.shape or (1,)).movedim(dim, 0).contiguous()
         output = moved.new_empty(self.world_size * moved.shape[0], *moved.shape[1:])
         if self.should_use(input_):
-            self.context.ccl.all_gather(output, moved)
+            self.context.ccl._anywhere.all_gather(output, moved)
         else:
             dist.all_gather_into_tensor(output, moved, group=self.device_group)
         return output.movedim(0, dim).contiguous()
@@ -136,7 +136,7 @@ class Communicator:
             raise ArgumentError(f"reduce_scatter: {moved.shape[0]} is no multiple of {self.world_size} members")
         output = moved.new_empty(moved.shape[0] // self.world_size, *moved.shape[1:])
         if self.should_use(input_):
-            self.context.ccl.reduce_scatter(output, moved)
+            self.context.ccl._anywhere.reduce_scatter(output, moved)
         else:
             dist.reduce_scatter_tensor(output, moved, group=self.device_group)
         return output.movedim(0, dim).contiguous()
@@ -154,7 +154,7 @@ class Communicator:
     def broadcast(self, input_: torch.Tensor, src: int = 0) -> torch.Tensor:
         """Replace the tensor by that of a member, by its rank in the group, and return it."""
         if self.should_use(input_):
-            self.context.ccl.broadcast(input_, src)
+            self.context.ccl._anywhere.broadcast(input_, src)
         else:
             dist.broadcast(input_, self.ranks[src], group=self.device_group)
         return input_

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch._C import _distributed_c10d as c10d
+from torch.autograd import forward_ad
 
 from iris_core.errors import ArgumentError, HeapClosedError, UnsupportedError
 from iris_core.nn.norm import norm_gradients
@@ -51,6 +52,8 @@ class _Group(NamedTuple):
 
     def open(self, device: torch.device) -> Iris:
         """Return the context for tensors of a device."""
+        if forward_ad._current_level >= 0:  # torch would drop the tangents, beneath an operator unseen
+            raise UnsupportedError("torch.ops.iris has no forward-mode derivatives (jvp, jacfwd): use backward()")
         ctx = self.context(device)
         if ctx is None:
             raise HeapClosedError("the context of this group is gone")
@@ -117,7 +120,7 @@ def _collective(op: str) -> tuple[Callable[..., Any], Callable[..., Any], Callab
 
     def into(x: torch.Tensor, *how: Any, out: torch.Tensor) -> None:
         found = _group(how[-1])
-        ccl, group = found.open(x.device).ccl, found.members
+        ccl, group = found.open(x.device).ccl._anywhere, found.members
         x = x.detach().contiguous()
         if op == "reduce":  # of use where all members must call it, also where a compiler drops what is not read
             ccl.all_reduce(out, x, ReduceOp.SUM, group)
@@ -220,19 +223,15 @@ def _product_shape(op: str, a: torch.Tensor, b: torch.Tensor, size: int, gather_
 
 
 def _product(op: str) -> tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]:
-    def run(
-        a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group: str, gather_dim: int = 0
-    ) -> torch.Tensor:
+    def run(a: torch.Tensor, b: torch.Tensor, bias: Any, group: str, gather_dim: int = 0) -> torch.Tensor:
         found = _group(group)
         more = {"gather_dim": gather_dim} if op in ("all_gather_matmul", "matmul_all_gather") else {}
         out = a.new_empty(_product_shape(op, a, b, found.size, gather_dim))
         given = [each.detach() for each in (a, b, bias) if each is not None]
-        getattr(found.open(a.device).ops, op)(out, *given, group=found.members, **more)
+        getattr(found.open(a.device).ops._anywhere, op)(out, *given, group=found.members, **more)
         return out
 
-    def fake(
-        a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group: str, gather_dim: int = 0
-    ) -> torch.Tensor:
+    def fake(a: torch.Tensor, b: torch.Tensor, bias: Any, group: str, gather_dim: int = 0) -> torch.Tensor:
         return a.new_empty(_product_shape(op, a, b, _group(group).size, gather_dim))
 
     return run, fake
@@ -284,7 +283,7 @@ def _norm(
     found, (x, residual, weight) = _group(group), (each.detach() for each in (x, residual, weight))
     out, stream = x.new_empty(x.shape), residual.clone(memory_format=torch.contiguous_format)
     given = x.contiguous(), weight.contiguous(), eps
-    found.open(x.device).ops.all_reduce_rms_norm(out, stream, *given, group=found.members)
+    found.open(x.device).ops._anywhere.all_reduce_rms_norm(out, stream, *given, group=found.members)
     return out, stream
 
 

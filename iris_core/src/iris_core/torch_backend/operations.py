@@ -24,7 +24,6 @@ from iris_core.errors import ArgumentError, UnsupportedError
 from iris_core.heap.mempool import share_mem_pool
 from iris_core.settings import load_settings
 from iris_core.torch_backend import carried
-from iris_core.torch_backend.anywhere import Anywhere
 from iris_core.torch_backend.buffers import Buffers
 from iris_core.torch_backend.options import Options, reduction
 from iris_core.torch_backend.work import DoneWork, SeveralWorks, StreamWork, ThreadWork, begin_event, end_event
@@ -205,7 +204,7 @@ class GroupOperations:
         """Run `call` as the options say; `tensors` are all that it reads and writes."""
         known = self._known.get(device)
         if known is None:
-            known = self._known[device] = Anywhere(self.context(device)._binder), DoneWork([], device)
+            known = self._known[device] = self.context(device).ccl._anywhere, DoneWork([], device)
         ccl, done = known
         is_async, is_recorded = getattr(opts, "asyncOp", True), False
         for each in tensors:  # `any` and a generator take three times as long

@@ -109,8 +109,7 @@ class World:
         self._root = self if parent is None else parent
         self._subworlds: dict[tuple[int, ...], World] = {}
         self.name: str = name if parent is None else parent.name
-        self._number = 0
-        self._key, self._among = 0, b""
+        self._number, self._key, self._among = 0, 0, b""
         if parent is not None or name:
             packed = struct.pack(f"<{len(ranks)}I", *ranks) + self.name.encode()
             self._key = int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little")
@@ -384,10 +383,11 @@ class World:
 
 
 def _called() -> bytes:
-    """Return the name of the function of Iris that was called last from outside."""
+    """Return the name of the function of Iris that was called last from outside; of its own parts, what they call."""
     frame, name = sys._getframe(1), ""
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("iris_"):
-        frame, name = frame.f_back, frame.f_code.co_name
+        is_part = "<locals>" in frame.f_code.co_qualname or frame.f_code.co_name.startswith("_")
+        frame, name = frame.f_back, name if is_part and name else frame.f_code.co_name
     return f"{name or frame.f_code.co_name}()".encode("ascii", "backslashreplace")[:256]
 
 
