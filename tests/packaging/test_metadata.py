@@ -7,8 +7,6 @@ these tests fail until `pip install -e` has run again.
 import importlib.metadata
 import re
 
-import jobs_examples
-import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 from tables import table
@@ -68,16 +66,6 @@ def test_the_extra_for_cpus_is_the_pair_of_the_demo_and_of_torch_s_own_metadata(
     head, _, row = re.search(r"torch and triton, by .*? -->\n(.*?)<!-- end", readme, re.DOTALL)[1].splitlines()
     required = dict(zip(re.findall(r"torch ([\d.]+)", head), re.findall("`(.*?)`", row), strict=True))
     assert required[f"{torch.major}.{torch.minor}"] == f"=={triton}"
-
-
-def test_the_installed_torch_requires_what_the_readme_says():
-    script = jobs_examples.load(ROOT / "docs" / "triton_versions.py")
-    found = script.required(importlib.metadata.requires("torch"))
-    torch = Version(importlib.metadata.version("torch"))
-    if not found:
-        pytest.skip("this torch is for CPUs: it requires no Triton")
-    assert f"| torch {torch.major}.{torch.minor} |" in (ROOT / "README.md").read_text()
-    assert script.table({"2.0": found}) == f"| | torch 2.0 |\n|---|---|\n| requires triton | `{found}` |\n"
 
 
 @table("folder", FOLDERS)
