@@ -9,7 +9,6 @@ from tables import table
 from iris_core.bench import RunOptions
 from iris_core.bench.runner import summarize
 from iris_core.bench.state import State
-from iris_core.dispatch import first_calls
 from iris_core.errors import BenchmarkError
 
 from .conftest import PretendedWorld
@@ -30,52 +29,6 @@ def raises(error):
         raise error
 
     return check
-
-
-def test_providers_are_measured_in_turn_and_each_is_first_once(measure):
-    order = []
-
-    def three(state, ctx):
-        state.set_warmup(0)
-        state.set_repeat(1)
-        for name in "abc":
-            state.provider(name, lambda name=name: order.append(name), check=None)
-
-    measure(three, rounds=4)
-    assert order[9:] == list("abcbcacababc")  # behind three calls of each that nobody times
-
-
-@pytest.mark.parametrize("with_preamble", [False, True])
-def test_steps_of_a_provider(measure, with_preamble):
-    log = []
-    call, before, check = (lambda word=word: log.append(word) for word in ("call", "before", "check"))
-
-    def steps(state, ctx):
-        state.set_repeat(3)
-        state.set_warmup(2)
-        state.set_rounds(2)
-        if with_preamble:
-            state.exec(call, before, check=check)
-        else:
-            state.provider("a", call, prepare=before, check=check)
-
-    (result,) = measure(steps)
-    compiled = [] if with_preamble else ["before", "call"] * 2  # which shows how long, too
-    timed = ["before", "call"] * 5 if with_preamble else ["before", *["call"] * 5]
-    assert log == [*compiled, "before", "call", "check", *timed, *timed, "check"]
-    assert (result.calls, len(result.rounds_us), result.verified) == (3, 2, True)
-    named = ("default", "reported") if with_preamble else ("a", "cpu")
-    assert (result.provider, result.timer) == named
-
-
-def test_the_number_of_calls_fills_the_batch(measure, monkeypatch):
-    def calls(state, ctx):
-        state.provider("quick", lambda: 2e-5, check=None)
-        state.provider("slow", lambda: 1e-3, check=None)
-
-    monkeypatch.setattr(first_calls, "seconds_by_clock", lambda call, calls: call())
-    quick, slow = measure(calls, batch_ms=0.1)
-    assert (quick.calls, quick.time_us, slow.calls, slow.time_us) == (5, 20, 1, 1000)
 
 
 @pytest.mark.parametrize("answer", [False, 0])

@@ -1,16 +1,11 @@
 """Runs on ranks."""
 
 import dataclasses
-import os
 import pathlib
-import runpy
 import sys
-import threading
-import types
 
 import jobs_examples
 import pytest
-import torch
 
 import iris_core
 from iris_core import bench
@@ -123,32 +118,6 @@ def test_collectives_between_two_nodes(forked_ranks, monkeypatch):
     assert found("chunks", "all_gather") == chunks
 
 
-def test_wrong_sums_and_gradients_are_noticed(monkeypatch):
-    monkeypatch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
-    module = runpy.run_path(str(BENCHMARKS / "torch_backend.py"), run_name="torch_backend")
-    sample = module["Sample"].of_bytes("all_reduce", torch.float32, 0, 1, 1024)
-    x, integers = sample.tensors(types.SimpleNamespace(empty=torch.empty, device="cpu"))
-    calls = []
-    run = module["InPlace"](sample, x, integers, lambda: calls.append(1))
-    run.prepare()
-    assert run.is_right()  # a rank alone: its input is the sum
-    assert calls
-    for index, wrong in ((0, 1.0), (1, 0.0), (2, float("inf"))):
-        run.prepare()
-        x[index] = wrong
-        assert not run.is_right()
-    task = module["Task"](1, 32, 2, 4, torch.device("cpu"))
-    wanted, steps = task.gradients(), sys.modules["training_steps"]
-    step = steps.TrainingStep(task.net(), *task.data())
-    step.check(wanted)
-    part = {name: each * (1 - 0.125) for name, each in wanted.items()}  # as if one rank of eight were missing
-    with pytest.raises(AssertionError, match=r"0\.norm\.weight"):
-        step.check(part)
-    monkeypatch.setattr(step, "_optimizer", torch.optim.SGD(task.net().parameters()))
-    with pytest.raises(AssertionError, match="no parameter has changed"):
-        step.check(wanted)
-
-
 # -- the soak: a few turns of each part, and that it sees what grows --------------------------------------------------
 def load_soak():
     return jobs_examples.load(BENCHMARKS / "soak.py")
@@ -157,28 +126,6 @@ def load_soak():
 def soak_part(name, *how):
     module = load_soak()
     return module.soak(getattr(module, name), *how)
-
-
-def leaking(leaks):
-    """Soak something that keeps a little of each kind in each turn, if there are leaks."""
-    kept, opened = [], []
-    end = threading.Event()
-
-    def turns(chance, open_one):
-        with open_one():
-            while True:
-                if leaks:
-                    opened.append(os.open("/dev/null", os.O_RDONLY))
-                    threading.Thread(target=end.wait, daemon=True).start()
-                    kept.append(os.urandom(1_000_000))
-                yield
-
-    try:
-        return load_soak().soak(turns, 12, 1e9, 1, "cpu")
-    finally:
-        end.set()
-        for each in opened:
-            os.close(each)
 
 
 def test_a_short_soak_writes_a_report(pool, tmp_path, monkeypatch, capsys):
@@ -193,10 +140,3 @@ def test_a_short_soak_writes_a_report(pool, tmp_path, monkeypatch, capsys):
     assert [each.benchmark for each in report.results] == ["soak.allocations", "soak.contexts", "soak.collectives"]
     for each in report.results:
         assert each.counters["turns"] >= each.counters["samples"] >= 8
-
-
-@pytest.mark.parametrize("leaks", [["descriptors", "threads", "private_kib"], []])
-def test_what_grows_is_seen(pool, leaks):
-    error = load_soak().judge("leak", "cpu", pool.run(leaking, 2, leaks)).error
-    assert all(f"{leak}, of rank 0" in error for leak in leaks)
-    assert bool(error) == bool(leaks)

@@ -88,16 +88,6 @@ def test_what_a_graph_uses_lives_as_long_as_its_provider(gpu):
     assert memory() is None
 
 
-def test_an_idle_rank_aligns_with_gpu_timers_only():
-    aligned = []
-    for timer in state.TIMERS:
-        provider = Provider("a", timer, units=3)
-        if timer == "graph":
-            provider.capture(5)
-        assert provider.time(1, lambda: aligned.append(1)) == 0
-    assert len(aligned) == 2
-
-
 def test_a_graph_is_captured_after_eager_calls_and_verified_by_a_replay(gpu, measure):
     checked_after = []
 
@@ -117,21 +107,6 @@ def test_a_graph_is_captured_after_eager_calls_and_verified_by_a_replay(gpu, mea
     assert checked_after == ["replay", "replay"]
     assert result.time_us == pytest.approx(SECONDS * 1e6, rel=1e-4)
     assert (result.calls, result.timer, result.num_ranks) == (40, "graph", 2)
-
-
-def test_a_rank_that_takes_no_part_aligns_as_often_as_the_others(gpu, measure):
-    def others(rank, obj):
-        """The other rank has measured 2 us in each round."""
-        return {"kernel": [2e-6] * 3} if obj == {"kernel": []} else obj
-
-    def benchmark(state, ctx):
-        state.set_timer("graph")
-        state.set_repeat(20)
-        state.provider("kernel", None, check=lambda: True)
-
-    (result,) = measure(benchmark, world=PretendedWorld(2, others), ctx=gpu.context(2))
-    assert gpu.log == [*["align"] * 3, "warm", *["align"] * 3, "barrier"]  # compiled, called, checked
-    assert (result.local_us, result.calls) == ((None, 2), 20)
 
 
 @pytest.mark.parametrize(("num_nodes", "barrier"), [(1, "align"), (2, "align between nodes")])

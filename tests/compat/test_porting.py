@@ -10,11 +10,9 @@ from tables import table
 
 import iris_triton as iris
 from iris_core.dispatch.bind import Launches
-from iris_core.dispatch.config import Config as CoreConfig
-from iris_core.errors import ArgumentError, UnsupportedError
+from iris_core.errors import UnsupportedError
 from iris_core.types import DeviceTarget, DeviceType
 from iris_triton.ccl import Config
-from iris_triton.ops import FusedConfig
 from iris_triton.rocm_iris.collectives import PortedCollectives
 
 
@@ -84,16 +82,6 @@ def test_gluon_must_be_installed_and_a_member_alone_waits_for_nobody(monkeypatch
     assert binder.log == ["reduce_scatter torch"]
 
 
-@table(("op", "shape"), [("all_to_all", (4, 4)), ("all_to_all", (4,)), ("reduce_scatter", (4, 4))])
-def test_calls_that_are_bound_or_explained_have_the_layout_of_calls(op, shape):
-    tensor = torch.zeros(shape)
-    (ccl, binder), described = ported(), []
-    getattr(ccl, op)(tensor, tensor)
-    for what in ("bind", "explain"):
-        described.append(ccl._described(what, op, (tensor, tensor), {})[0].second)
-    assert described == [binder.log[0].split()[1]] * 2
-
-
 @pytest.mark.parametrize(
     ("variable", "options", "wanted"), [("1", {}, 1), ("0", {}, 0), ("1", {"triton": {"allocation_barrier": False}}, 0)]
 )
@@ -109,42 +97,3 @@ def test_what_allocates_ends_with_a_barrier(monkeypatch, variable, options, want
         monkeypatch.setattr(ctx.heap.streams, "is_capturing", lambda: True)
         ctx.as_symmetric(x)
         assert len(calls) == wanted
-
-
-# -- configs: what cannot be fulfilled of one, and what is left of its wishes -----------------------------------------
-def refusing(names, seen, error=UnsupportedError):
-    """A call that refuses configs with these fields, or with such a variant."""
-
-    def call(config):
-        given = config.given() if isinstance(config, FusedConfig) else config.given("all_reduce")
-        given |= {"use_gluon": True} if config.use_gluon else {}
-        if names & {*given, getattr(config, "all_reduce_variant", "")}:
-            raise error(f"refused {sorted(given)}")
-        seen.append(given)
-        return "done"
-
-    return call
-
-
-@table(("config", "refused", "left"), [
-    (Config(num_xcds=8, comm_sms=8), {"num_xcds"}, {"comm_sms": 8}),
-    (Config(swizzle_size=2, comm_sms=8, block_size_m=16), {"comm_sms"}, {"block_size_m": 16}),
-    (Config(use_gluon=True, comm_sms=8), {"comm_sms"}, {"use_gluon": True}),
-    (FusedConfig(all_reduce_variant="ring", num_stages=2), {"ring"}, {"num_stages": 2}),
-    (FusedConfig(block_size_m=16, all_reduce_variant="atomic"), {"block_size_m"}, {}),
-])  # fmt: skip
-def test_as_little_as_must_be_is_left_out(config, refused, left):
-    seen, (ccl, _) = [], ported()
-    for _ in range(2):
-        assert ccl._oblige("all_reduce", config, refusing(refused, seen)) == "done"
-    assert seen == [left, left]
-
-
-def test_what_is_refused_all_the_same():
-    """Tiles, where the result depends on them; the first refusal is raised.  The core's configs and none pass."""
-    ccl, _ = ported()
-    config = FusedConfig(block_size_m=16, num_stages=2)
-    with pytest.raises(ArgumentError, match=r"refused \['block_size_m', 'num_stages'\]"):
-        ccl._oblige("op", config, refusing({"block_size_m"}, [], ArgumentError), tiles=True)
-    for config in (None, CoreConfig()):
-        assert ccl._oblige("op", config, lambda config: config) is config

@@ -16,12 +16,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tables import table
 
-from iris_core import documents
 from iris_core.bench import Report
 from iris_core.cli import main
 from iris_core.dispatch.choice import Chooser, Tables
 from iris_core.dispatch.tables import read_table
-from iris_core.errors import BenchmarkError, SettingsError
 from iris_core.logs import logger
 from iris_core.types import Availability, CollectiveRequest, DeviceTarget, DeviceType, FusedRequest
 
@@ -238,16 +236,6 @@ def test_whatever_is_in_place_of_a_file_is_left_out(tmp_path, capsys, damage):
     assert line.startswith(f"iris: {bad} ")
 
 
-def test_a_file_that_is_too_large_is_left_out(tmp_path, monkeypatch):
-    path = tmp_path / "t.json"
-    path.write_text(json.dumps(COLLECTIVES))
-    monkeypatch.setattr(documents, "MAX_NBYTES", 10)
-    with pytest.raises(SettingsError, match="bytes"):
-        read_table(path)
-    with pytest.raises(BenchmarkError, match="bytes"):
-        Report.read(path)
-
-
 def test_a_folder_that_one_may_not_read_is_left_out(tmp_path, monkeypatch):
     def refuse(path):  # root may read everything
         raise PermissionError(13, "Permission denied", str(path))
@@ -258,14 +246,3 @@ def test_a_folder_that_one_may_not_read_is_left_out(tmp_path, monkeypatch):
     (warning,) = warned
     assert str(tmp_path) in warning
     assert "IRIS_CACHE_DIR" in warning
-
-
-@table(("document", "config"), [
-    (COLLECTIVES, {"num_warps": 3}), (COLLECTIVES, {"no_such_field": 1}), (OPERATIONS, {"num_sms": 0}),
-])  # fmt: skip
-def test_what_a_config_would_refuse_is_refused_in_tables(tmp_path, document, config):
-    first, *others = document["entries"]
-    path = tmp_path / "t.json"
-    path.write_text(json.dumps(document | {"entries": [first | {"config": config}, *others]}))
-    with pytest.raises(SettingsError, match=next(iter(config))):
-        read_table(path)

@@ -20,7 +20,6 @@ from iris_core.errors import (
     SymmetryError,
     UnsupportedError,
 )
-from iris_core.heap import regions
 from iris_core.heap.streams import HostStreams
 from iris_core.types import Capability, Segment
 
@@ -44,17 +43,6 @@ def test_growth_that_fails_on_one_rank_fails_on_all_where_nothing_can_be_given_b
         c.allocators[2].fail.clear()
         assert c.offsets(c.allocate(10)) == [4096] * 3
         c.barrier()
-
-
-def test_memory_that_a_rank_alone_cannot_give_back_is_its_own_error():
-    with Cluster(1, 1 << 16, *IMPORTS) as c:
-        shared = c.heap.as_symmetric(torch.ones(4))
-        c.allocators[0].fail["decommit"] = OSError("not now")
-        with pytest.raises(OSError, match="not now"):
-            c.heap.free(shared)
-        c.allocators[0].fail.clear()
-        assert c.stats("free") == [c.heap.nbytes]
-        assert c.offsets([c.heap.as_symmetric(torch.ones(4))]) == [0]
 
 
 @table(("call", "kind"), [
@@ -183,25 +171,6 @@ def test_groups_lose_no_more_room_than_allocations_need_and_what_they_have_is_no
         assert "24576 bytes at its end" in str(errors[2])
         labels = [[block.label for block in heap.live_blocks()] for heap in c.heaps]
         assert [row[1:] for row in labels] == [["a test"], ["a test"], []]
-
-
-def test_a_group_takes_memory_while_allocations_get_more(monkeypatch):
-    with Cluster(2, 1 << 16) as c:
-        hub, places = Hub(2), [0, 0]  # what another thread does behind the agreement of all ranks
-        worlds = {heap._state: ThreadWorld(hub, heap.rank) for heap in c.heaps}
-        own = regions.raise_limit
-
-        def raise_limit(state, *args):
-            if not state.groups:
-                world = worlds[state]
-                places[world.rank] = regions.take(state, world, (0, 1), 28 << 10, "a test")
-            return own(state, *args)
-
-        monkeypatch.setattr(regions, "raise_limit", raise_limit)
-        _kept = c.allocate(30 << 10)
-        c.refused(HeapExhaustedError, "", lambda heap: heap.allocate(7 << 10, U8))
-        assert places == [36 << 10] * 2
-        c.allocate(6 << 10)
 
 
 def test_allocations_get_more_while_a_group_takes_memory():

@@ -4,8 +4,6 @@ import io
 import logging
 import queue
 import re
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -46,30 +44,6 @@ def test_lines_and_records_carry_the_rank_and_the_callers_extra(stream):
     assert not hasattr(record, "iris_where")
     logs.logger.error("outer", exc_info=ValueError("inner"))
     assert stream.getvalue().endswith("ValueError: inner\n")
-
-
-def test_levels(stream):
-    for level, number in (("debug", 10), (" ERROR ", 40), (logs.INFO, 20)):
-        logs.set_logger_level(level)
-        assert logs.logger.level == number
-    with pytest.raises(ValueError, match="'loud' is not one of DEBUG, INFO, WARNING, ERROR"):
-        logs.set_logger_level("loud")
-
-
-PROGRAM = """
-import importlib, logging, os
-from iris_core import logs
-for level in (None, "debug", "nonsense"):
-    os.environ |= {} if level is None else {"IRIS_LOG_LEVEL": level}
-    importlib.reload(logs)
-    print(len(logs.logger.handlers), logs.logger.level, logs.logger.propagate, logging.getLogger().handlers)
-"""
-
-
-def test_import_attaches_one_handler_reads_the_level_and_leaves_the_root_alone(monkeypatch):
-    monkeypatch.delenv("IRIS_LOG_LEVEL", raising=False)
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == [f"1 {level} False []" for level in (30, 10, 30)]
 
 
 # -- long waits -------------------------------------------------------------------------------------------------------

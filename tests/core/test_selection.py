@@ -137,15 +137,6 @@ def test_an_explicit_choice_that_cannot_be(crowd):
     assert choose(crowd.registry(), backend="twice@iris-two").backend.distribution == "iris-two"
 
 
-def test_unavailable_says_why_and_takes_no_substitute(pair):
-    pair.provider("absent", "BACKEND", probe="return Availability.no('no driver')")
-    with pytest.raises(NoUsablePluginError, match=r"backend 'absent' .* cannot be used on cuda:1, cpu") as caught:
-        choose(pair.registry(), backend="absent", targets=[GPU, CPU])
-    assert caught.value.reasons["backend absent@iris-absent cpu"] == "unavailable: no driver"
-    assert caught.value.reasons["backend absent@iris-absent cuda:1"] == "it works on cpu only"
-    assert "lang@" not in str(caught.value)
-
-
 def test_nothing_usable_lists_every_candidate(site):
     with pytest.raises(NoUsablePluginError, match="none is installed"):
         choose(site.registry())

@@ -1,7 +1,6 @@
 """ctx.device_barrier() on CPU ranks and on GPUs; the kit tries the world and sorted groups, with either order."""
 
 import threading
-import time
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from rank_counts import rank_counts
 
 import iris_triton as iris
 from iris_core import Iris
-from iris_core.device.barrier import Place
 
 
 @triton.jit(do_not_specialize=["value", "peer"])
@@ -62,28 +60,6 @@ def refused() -> list[str]:
     return [*found, said_by(ctx.device_barrier)]
 
 
-def bound_in_order() -> list[str]:
-    """Barriers whose launches come from threads, the later one first; returns in what order they were over."""
-    over = []
-    with Iris("1MiB", device="cpu") as ctx:
-        ctx.device_barrier()
-        barriers = ctx._device_barriers
-        first, dropped, second = (barriers.bind(None, "release") for _ in range(3))
-
-        def launch(name: str, place: Place) -> None:
-            place.launch(None)
-            over.append(name)
-
-        thread = threading.Thread(target=launch, args=("second", second))
-        thread.start()
-        dropped.drop()
-        time.sleep(0.3)
-        launch("first", first)
-        thread.join(60)
-        ctx.barrier()
-    return over
-
-
 def from_threads(num_calls: int) -> tuple[int, int]:
     """Two threads call as they come; returns how many barriers were counted, and the slots that there are."""
     with Iris("1MiB", device="cpu") as ctx:
@@ -122,10 +98,6 @@ def test_wrong_calls_are_refused_before_anything_is_launched(pool):
     assert sem == "ValueError: device_barrier: sem must be 'release' or 'relaxed', not 'acquire'"
     assert stream.startswith("TypeError: device_barrier: stream must be a torch stream or None")
     assert closed.startswith("HeapClosedError")
-
-
-def test_barriers_come_in_the_order_of_the_calls_whoever_launches_them(pool):
-    assert pool.run(bound_in_order, 3) == [["first", "second"]] * 3
 
 
 def test_threads_may_call(pool):

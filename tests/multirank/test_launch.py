@@ -148,26 +148,3 @@ def test_functions_and_kernels_of_a_notebook():
     assert first == "[11.0, 10.0]"
     assert second == "[12.0, 11.0]"
     assert re.match(r"functools.partial\(.*\) or an argument is none that a new process can import", third)
-
-
-PROGRAM = """
-import iris_core
-
-def job(add):
-    with iris_core.Iris("1MiB") as ctx:
-        return ctx.cur_rank + add
-
-if __name__ == "__main__":
-    three = 3
-    print(iris_core.run(job, 2, 5), iris_core.run(lambda add: add() + job(three), 2, lambda: three))
-"""
-
-
-@pytest.mark.parametrize("from_file", [False, True])
-def test_functions_that_new_processes_cannot_import(tmp_path, from_file):
-    """Of a program on the standard input, and lambdas and closures of any."""
-    (tmp_path / "program.py").write_text(PROGRAM)
-    command = [sys.executable, str(tmp_path / "program.py") if from_file else "-"]
-    how = {"capture_output": True, "text": True, "timeout": 240, "env": {**os.environ, "IRIS_DEVICE": "cpu"}}
-    done = subprocess.run(command, input=PROGRAM, check=False, **how)
-    assert done.stdout == "[5, 6] [6, 7]\n", done.stderr

@@ -15,12 +15,11 @@ import torch
 import triton
 import triton.language as tl
 from delays import late_after_signals
-from jobs_common import compile_together, environment, in_language
+from jobs_common import compile_together, in_language
 from rank_counts import languages, rank_counts
 
 import iris_triton as iris
 from iris_core import Iris
-from iris_core.errors import PeerLostError
 from iris_triton import DeviceContext
 from iris_triton.interpreter import DeadlockError, configured
 from iris_triton.language.blocks import lanes  # so that Gluon can compile the kernels, too: tests/gluon
@@ -83,13 +82,6 @@ def serve(
             ctx.signal(granted, turn, sender)
 
 
-@triton.jit
-def wait_for_nothing(flag, context, rank: tl.constexpr, world: tl.constexpr):
-    """A signal that nobody sends."""
-    ctx = DeviceContext.initialize(context, rank, world)
-    ctx.wait(flag, 42)
-
-
 def backend_name(device: str = "cpu") -> str:
     with Iris("1MiB", device=device) as ctx:
         return ctx.backend.info.name
@@ -150,25 +142,6 @@ def run_serve(rounds: int, shared_file: str, device: str = "cpu") -> list[int]:
         return out[:, 0].tolist()
 
 
-def wait_for_a_dead_peer(device: str = "cpu") -> str:
-    """Rank 1 dies while rank 0 waits for its signal inside a kernel."""
-    with environment(IRIS_DEVICE_TIMEOUT="100" if device == "cpu" else "2"):  # a GPU's kernel does not notice
-        ctx = Iris("4MiB", device=device)
-    flag = ctx.zeros(1, dtype=torch.int64)
-    ctx.barrier()
-    if ctx.cur_rank == 1:
-        time.sleep(0.5)
-        os._exit(5)
-    try:
-        wait_for_nothing[(1,)](flag, ctx.get_device_context(), ctx.cur_rank, ctx.num_ranks)
-        ctx.barrier()  # on a GPU the launch returns at once
-    except PeerLostError as e:
-        raise RuntimeError(f"as it should be: {e}") from None
-    finally:
-        ctx.close()
-    return "nothing was noticed"
-
-
 # -- waits for good, and for a slow rank -------------------------------------------------------------------------------
 @triton.jit
 def token_kernel(context, flags, turn, rank, world: tl.constexpr, STARTS: tl.constexpr):
@@ -227,12 +200,6 @@ def test_whoever_comes_is_served(pool, language, num_ranks, device, tmp_path):
     for sender in range(1, num_ranks):  # once a round, and its rounds in order
         assert [value for value in served if value % 1000 == sender] == [1000 * (r + 1) + sender for r in range(rounds)]
     assert len(served) == rounds * (num_ranks - 1)
-
-
-@pytest.mark.parametrize("num_ranks", [2])
-def test_a_kernel_that_waits_for_a_dead_rank_raises(pool, num_ranks, device):
-    with pytest.raises(PeerLostError, match=r"(?s)rank 1 ended with.*as it should be: rank 0: rank 1 ended"):
-        pool.run(wait_for_a_dead_peer, num_ranks, device)
 
 
 @pytest.mark.parametrize("num_ranks", [3, *(pytest.param(n, marks=pytest.mark.exhaustive) for n in (2, 4))])

@@ -18,5 +18,3 @@ def project(folder):
 def sources(*folders):
     """All Python files of the distributions (default: all four), sorted."""
     return sorted(path for folder in folders or FOLDERS for path in (ROOT / folder / "src").rglob("*.py"))
-
-
