@@ -52,28 +52,6 @@ def test_what_no_device_has_is_refused(made, error, says, options, fails):
         make(driver=driver, **options)
 
 
-def test_descriptors_are_open_from_export_until_all_peers_have_mapped(made):
-    one, two = (made.allocator(8 * GRANULE, rank, 2) for rank in range(2))
-    one.commit(0, 3 * GRANULE)
-    before = made.descriptors()
-    two.import_peer(0, received(one.export()))
-    assert len(made.descriptors() - before) == 6, "three offered; three memfds of the pretended driver"
-    one.exchanged()
-    assert len(made.descriptors() - before) == 3
-    assert list(one.export()) == []
-    one.commit(3 * GRANULE, GRANULE)
-    one.export()
-    one.decommit(3 * GRANULE, GRANULE)
-    assert len(made.descriptors() - before) == 3, "a descriptor goes with its memory"
-    one.exchanged()  # of what is gone again
-    many = made.allocator(40 * GRANULE, 0, 16)
-    many.commit(0, 40 * GRANULE)
-    assert (len(many.export()), many.has_more) == (256 // 16, True), "no more than 256 are open in a process at once"
-    alone = made.allocator()
-    alone.commit(0, GRANULE)
-    assert [segment.fd for segment in alone.export()] == [None], "nobody to export to"
-
-
 def test_heaps_that_do_not_fit_are_refused(made):
     one, two = (made.allocator(8 * GRANULE, rank, 2) for rank in range(2))
     one.commit(0, GRANULE)

@@ -28,18 +28,6 @@ def a_state(on_gpu=False):
     return state
 
 
-def test_a_registered_benchmark():
-    """Its name is file and function, and the function stays what it is, also when its module is loaded again."""
-    assert bench.register(nothing) is nothing
-    (found,) = bench.registered()
-    assert (found.name, found.ranks, found.function) == ("test_declaring.nothing", True, nothing)
-    first, again = named("same"), named("same")
-    bench.register(first)
-    bench.register(again)
-    assert registry.BENCHMARKS["test_declaring.same"].function is again
-    assert bench.registered(source="/elsewhere.py") == []
-
-
 def test_points():
     """The product of the axes, of which the upper one changes slowest; values may depend on the run, or be replaced."""
     two = bench.axis("nbytes", (1, 2))(bench.axis("sem", ["relaxed", "release"])(named("two")))

@@ -42,23 +42,6 @@ def test_exit_status(results, enforce, status, tmp_path, capsys):
     assert str(out) in capsys.readouterr().out
 
 
-def test_the_console_shows_numbers_verdicts_and_reasons(capsys):
-    whole = report(MEASURED, WRONG, MISSED, SKIPPED)
-    assert (whole.errors, whole.missed) == ([WRONG], [MISSED])
-    finish(whole)
-    text = capsys.readouterr().out
-    for part in ("285.7", "0.93 x engine", "ratio >= 0.9: reached", "time_us <= 1: MISSED", "too large",
-                 "4 results in 1.5 s; 1 wrong, 1 with a missed target", "the machine was busy"):  # fmt: skip
-        assert part in text
-    (wrong,) = [line for line in text.splitlines() if "WRONG" in line]
-    assert "285.7" not in wrong
-    finish(report(Result("host.imports", "iris", {}, 0, "cpu", time_us=1.0)))
-    heading = capsys.readouterr().out.splitlines()[1]
-    assert "time us" in heading
-    assert "GB/s" not in heading  # columns without content are left out
-    assert "target" not in heading
-
-
 # -- two reports ------------------------------------------------------------------------------------------------------
 NEVER = result(None, skipped="no luck")
 

@@ -4,13 +4,10 @@ import dataclasses
 import pathlib
 import sys
 
-import jobs_examples
 import pytest
 
-import iris_core
 from iris_core import bench
 from iris_core.bench import registry
-from iris_core.bench.results import Report
 from iris_core.bench.runner import DEVICE_TIMEOUT_S
 from iris_core.errors import PeerLostError
 
@@ -100,43 +97,3 @@ def test_other_benchmarks_on_cpu_ranks(of_file):
         *[("fsdp2", provider) for provider in ("gloo", "gloo heap", "iris", "iris heap")],
         *[("ddp", provider) for provider in ("gloo", "iris")],
     ]
-
-
-def test_collectives_between_two_nodes(forked_ranks, monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    bench.load(BENCHMARKS / "nodes.py")
-
-    def found(pattern, *ops):
-        how = {"num_ranks": 4, "context": "nodes:two_nodes", "axes": {"op": ops, "nbytes": [8192]}}
-        report = bench.run(bench.registered(pattern=pattern), dataclasses.replace(OPTIONS, **how), name="nodes")
-        assert all(each.verified for each in report.results)
-        return [(each.provider, each.baseline) for each in report.results]
-
-    beside = [name for name, _ in found("between", "all_to_all")]
-    assert beside == ["iris", "iris hierarchical", "iris gloo", "gloo"]
-    chunks = [(f"{number} chunk{'s' * (number > 1)}", "1 chunk") for number in (1, 2, 4, 8)]
-    assert found("chunks", "all_gather") == chunks
-
-
-# -- the soak: a few turns of each part, and that it sees what grows --------------------------------------------------
-def load_soak():
-    return jobs_examples.load(BENCHMARKS / "soak.py")
-
-
-def soak_part(name, *how):
-    module = load_soak()
-    return module.soak(getattr(module, name), *how)
-
-
-def test_a_short_soak_writes_a_report(pool, tmp_path, monkeypatch, capsys):
-    """On ranks that are started already."""
-    run = lambda soak, size, part, most, *how: pool.run(soak_part, size, part.__name__, most // 1000, *how)
-    monkeypatch.setattr(iris_core, "run", run)
-    path = tmp_path / "soak.json"
-    status = load_soak().main(["--seconds", "1e9", "--output", str(path), "--device", "cpu"])
-    report = Report.read(path)
-    assert status == bool(report.errors)
-    assert capsys.readouterr().out.count("soak.") == 4
-    assert [each.benchmark for each in report.results] == ["soak.allocations", "soak.contexts", "soak.collectives"]
-    for each in report.results:
-        assert each.counters["turns"] >= each.counters["samples"] >= 8

@@ -182,38 +182,6 @@ def fused():
     shmem.barrier()
 
 
-# -- graphs -----------------------------------------------------------------------------------------------------------
-def replayed(times=50):
-    """A device barrier and collectives in a CUDA graph, with new data in each replay; on the CPU simply again."""
-    shmem = iris.iris(1 << 22)
-    rank, world = shmem.get_rank(), shmem.get_num_ranks()
-    on_gpu = shmem.device != "cpu"
-    inp, out, gathered = shmem.zeros(64, 64), shmem.zeros(64, 64), shmem.zeros(64 * world, 64)
-
-    def step():
-        shmem.device_barrier()
-        shmem.ccl.all_reduce(out, inp, async_op=True)
-        shmem.device_barrier()
-        shmem.ccl.all_gather(gathered, out)
-
-    step()
-    shmem.barrier()
-    if on_gpu:
-        graph = torch.cuda.CUDAGraph()
-        shmem.ccl.all_reduce(out, inp, async_op=True)  # under way, perhaps, when the capture begins
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            step()
-        shmem.barrier()
-    for turn in range(times if on_gpu else 3):
-        inp.fill_(turn + rank)
-        graph.replay() if on_gpu else step()
-        shmem.barrier()
-        want = sum(turn + r for r in range(world))
-        assert (out == want).all(), turn
-        assert (gathered == want).all(), turn
-        shmem.barrier()
-
-
 # -- the end of a call ------------------------------------------------------------------------------------------------
 @triton.jit
 def read_partner(data, found, partner, rank, heap_bases, BLOCK: tl.constexpr):

@@ -170,3 +170,20 @@ def test_hints_that_are_not_true_stop_no_script(language):
         lines = [linecache.getline(each.filename, each.lineno) for each in caught]
         assert [("assume(" in line, "hint=" in line) for line in lines] == [(True, False), (False, True)]
         assert torch.equal(y[:99], x[1:100])
+
+
+@pytest.mark.parametrize(
+    ("variable", "options", "wanted"), [("1", {}, 1), ("0", {}, 0), ("1", {"triton": {"allocation_barrier": False}}, 0)]
+)
+def test_what_allocates_ends_with_a_barrier(monkeypatch, variable, options, wanted):
+    with (
+        environment(IRIS_DEVICE="cpu", IRIS_TRITON__ALLOCATION_BARRIER=variable),
+        iris.Iris(1 << 20, options=options) as ctx,
+    ):
+        calls = []
+        monkeypatch.setattr(ctx, "barrier", lambda: calls.append("barrier"))
+        x = ctx.zeros(3)
+        ctx.ones(3, out=x)
+        monkeypatch.setattr(ctx.heap.streams, "is_capturing", lambda: True)
+        ctx.as_symmetric(x)
+        assert len(calls) == wanted

@@ -65,6 +65,7 @@ def test_the_whole_report_on_a_healthy_machine(capsys, clean_environment, forked
 
 def test_a_broken_plugin_wrong_settings_and_a_choice_that_fails(capsys, here, site, monkeypatch):
     site.provider("bad", source="raise RuntimeError('boom')")
+    (site.install("iris-gone") / "METADATA").write_bytes(b"\xff")
     monkeypatch.setenv("IRIS_BACKEND", "tritn")
     monkeypatch.setenv("IRIS_TRITON__CPU_TIMEOUT", "soon")
     monkeypatch.setenv("IRIS_HEEP_SIZE", "1GiB")
@@ -72,6 +73,7 @@ def test_a_broken_plugin_wrong_settings_and_a_choice_that_fails(capsys, here, si
     assert status == 1
     assert found["allocator bad"][0] == "broken"
     assert "boom" in found["allocator bad"][1]
+    assert "iris_gone-1.0.dist-info" in found["packages"][1]
     settings = {each["verdict"]: each["text"] for each in document["findings"] if each["subject"] == "settings"}
     assert "IRIS_TRITON__CPU_TIMEOUT='soon'" in settings["broken"]
     assert "IRIS_HEEP_SIZE" in settings["note"]
@@ -80,7 +82,7 @@ def test_a_broken_plugin_wrong_settings_and_a_choice_that_fails(capsys, here, si
     assert cli.main(["doctor", "--no-self-test"]) == 1
     out = capsys.readouterr().out
     assert out.startswith("SUBJECT")
-    assert out.endswith("\n3 broken: settings, allocator bad, choice\n")
+    assert out.endswith("\n4 broken: packages, settings, allocator bad, choice\n")
     assert max(map(len, out.splitlines())) <= 120
     assert "left out as asked" in out
 

@@ -27,13 +27,6 @@ def test_what_cannot_be_allocated(heap):
     assert heap.live_blocks() == ()
 
 
-def test_observer_sees_every_allocation():
-    seen = []
-    with Cluster(1, on_allocated=lambda offset, nbytes: seen.append((offset, nbytes))) as c:
-        _held = [c.heap.allocate(10, F32), c.heap.allocate(0, F32)]
-    assert seen == [(0, 40), (256, 0)]
-
-
 @table("name", ["commit", "tensor"])
 def test_a_failing_allocator_leaves_the_heap_unchanged(name):
     with Cluster(1) as c:

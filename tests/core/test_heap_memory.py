@@ -1,13 +1,11 @@
 """Memory that grows, is given back, is shared with peers, or is imported."""
 
 import itertools
-import os
 import random
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import pytest
 import torch
 from tables import table
 
@@ -16,12 +14,11 @@ from iris_core.errors import (
     HeapError,
     HeapExhaustedError,
     LayoutError,
-    PeerAccessError,
     SymmetryError,
     UnsupportedError,
 )
 from iris_core.heap.streams import HostStreams
-from iris_core.types import Capability, Segment
+from iris_core.types import Capability
 
 from .fakes import Cluster, Hub, ThreadWorld
 
@@ -72,49 +69,6 @@ def test_a_device_that_fails_on_one_rank_is_told_everywhere(call, kind):
         c.barrier()
 
 
-# -- peers' mappings --------------------------------------------------------------------------------------------------
-def test_refresh_exchanges_only_what_is_new_and_fails_everywhere():
-    with Cluster(2) as c:
-        imports = c.allocators[0].count("import_peer")
-        for generation in (0, 1):
-            c.allocators[1].generation += generation
-            c.each(lambda heap: heap.refresh_peer_access())
-            assert c.allocators[0].count("import_peer") == imports + generation
-        c.allocators[0].fail["export"] = OSError("too many open files")
-        c.allocators[0].generation += 1
-        words = "^rank 0 could not export its heap: too many open files$"
-        c.refused(PeerAccessError, words, lambda heap: heap.refresh_peer_access())
-        c.allocators[0].fail.clear()
-        c.allocators[1].base_ptr += 4096
-        c.allocators[1].generation += 1
-        errors = c.attempt(lambda heap: heap.refresh_peer_access())
-        assert "moved rank 1's heap" in str(errors[0])
-        assert type(errors[1]) is PeerAccessError
-
-
-def test_peers_that_cannot_be_mapped_fail_everywhere_and_leak_no_descriptor():
-    with Cluster(3) as c:
-        c.allocators[0].fail["import_peer"] = OSError("no access")
-        for allocator in c.allocators:
-            allocator.generation += 1
-        received = [os.dup(2) for _ in range(2)]
-
-        def exchange(self, segments):
-            self.all_gather_object(None)
-            rows = [[Segment(0, 1 << 16, payload=a.export()[0].payload)] for a in c.allocators]
-            if self.rank == 0:
-                rows[1:] = [[Segment(0, 1 << 16, fd=fd)] for fd in received]
-            return rows
-
-        for world in c.worlds:
-            world.exchange_segments = exchange.__get__(world)
-        words = "^rank 0 could not map the heap of a peer: no access$"
-        c.refused(PeerAccessError, words, lambda heap: heap.refresh_peer_access())
-        os.close(received[0])  # import_peer was given this one, and the fake does not close it
-        with pytest.raises(OSError, match="Bad file descriptor"):
-            os.fstat(received[1])
-
-
 # -- memory of groups -------------------------------------------------------------------------------------------------
 def take(c, members, nbytes, kind=ThreadWorld):
     """Offset of what some ranks get, by rank, an error standing for it."""
@@ -143,17 +97,6 @@ def meanwhile(do):
             return rows
 
     return Meanwhile
-
-
-@table("freed", [True, False])
-def test_memory_is_reclaimed_before_groups_lose_room(freed):
-    with Cluster(3, 1 << 16) as c:
-        for _ in range(40):
-            tensors = c.allocate(6000)
-            if freed:
-                c.free(tensors)
-            tensors.clear()
-        assert take(c, (0, 1), 1 << 15) == [1 << 15, 1 << 15, None]
 
 
 def test_groups_lose_no_more_room_than_allocations_need_and_what_they_have_is_not_free():

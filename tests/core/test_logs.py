@@ -1,49 +1,12 @@
 """The logger, and when long waits are warned about."""
 
-import io
-import logging
 import queue
-import re
 from types import SimpleNamespace
 
 import pytest
 
-from iris_core import logs
 from iris_core.device import reports
 from iris_core.device.reports import LongWait, Watchdog
-
-
-@pytest.fixture
-def stream(monkeypatch):
-    """What the one handler writes; the level is restored afterwards."""
-    (handler,) = [each for each in logs.logger.handlers if isinstance(each.formatter, logs.RankFormatter)]
-    written = io.StringIO()
-    monkeypatch.setattr(handler, "stream", written)
-    level = logs.logger.level
-    yield written
-    logs.logger.setLevel(level)
-
-
-def test_lines_and_records_carry_the_rank_and_the_callers_extra(stream):
-    records = []
-    handler = logging.Handler()
-    handler.emit = records.append
-    logs.set_logger_level(logs.INFO)
-    logs.logger.info("alone %d", 1)
-    logs.logger.addHandler(handler)
-    try:
-        logs.rank_logger(2, 8).error("with rank", extra={"phase": "open"})
-        logs.rank_logger(2, 8).debug("unseen")
-    finally:
-        logs.logger.removeHandler(handler)
-    first, second = stream.getvalue().splitlines()
-    assert re.fullmatch(r"\d\d:\d\d:\d\d INFO \[Iris\] alone 1", first)
-    assert re.fullmatch(r"\d\d:\d\d:\d\d ERROR \[Iris\] \[2/8\] with rank", second)
-    (record,) = records
-    assert (record.iris_rank, record.iris_num_ranks, record.phase) == (2, 8, "open")
-    assert not hasattr(record, "iris_where")
-    logs.logger.error("outer", exc_info=ValueError("inner"))
-    assert stream.getvalue().endswith("ValueError: inner\n")
 
 
 # -- long waits -------------------------------------------------------------------------------------------------------

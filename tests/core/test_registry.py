@@ -10,8 +10,6 @@ from dist_info import provider_source
 from tables import table
 
 from iris_core.errors import (
-    HeapExhaustedError,
-    NoUsablePluginError,
     PluginAPIVersionError,
     PluginConflictError,
     PluginError,
@@ -41,11 +39,6 @@ REQUEST = CreateRequest(target=CPU, rank=0, world_size=1, heap_nbytes=4096, sett
 def only(registry):
     (record,) = registry.records()
     return record
-
-
-def state_of(registry):
-    registry.load_all()
-    return only(registry).state
 
 
 # -- discover ---------------------------------------------------------------------------------------------------------
@@ -139,22 +132,6 @@ def test_the_plugin_api_is_checked(site, api, usable):
 
 
 # -- states -----------------------------------------------------------------------------------------------------------
-@table("blocked", ["mine", "mine@iris-mine", "mine@Iris_Mine"])
-def test_blocked(site, blocked):
-    module = site.provider("mine")
-    registry = site.registry(block=[blocked])
-    assert state_of(registry) is PluginState.BLOCKED
-    assert "IRIS_BLOCK" in only(registry).reason
-    with pytest.raises(NoUsablePluginError, match="blocked"):
-        registry.load(only(registry))
-    assert module not in sys.modules
-    registry.block([])
-    assert state_of(registry) is PluginState.LOADED
-    for names, state in ((["mine"], PluginState.BLOCKED), ([], PluginState.LOADED)):
-        registry.block(names)
-        assert only(registry).state is state
-
-
 def test_a_misspelt_block_is_told(site, log):
     site.provider("mine")
     site.registry(block=["mime"])
@@ -200,28 +177,6 @@ def test_not_found_lists_what_is_there_and_says_how_to_install(site, kind, name,
 
 
 # -- create, register -------------------------------------------------------------------------------------------------
-def test_create_lets_errors_of_iris_through_and_wraps_others(site):
-    error = "from iris_core.errors import HeapExhaustedError as E\n        "
-    site.provider("mine", create="from unittest.mock import Mock; return Mock(request=request)")
-    site.provider("full", create=f"{error}raise E('full', requested_bytes=1, free_bytes=0, largest_free_bytes=0)")
-    site.provider("failing", create="raise OSError(12, 'no memory')")
-    site.provider("nothing", create="return None")
-    site.provider("object")
-    registry = site.registry()
-    mine = registry.resolve(ALLOCATOR, "mine")
-    assert registry.create(mine, REQUEST).request is REQUEST
-    registry.load_all()
-    assert mine.state is PluginState.CREATED
-    for name, kind, words, cause in (
-        ("full", HeapExhaustedError, "full", type(None)), ("object", PluginError, "which has no .*close", type(None)),
-        ("failing", PluginError, r"'failing'.*could not be created.*no memory", OSError),
-        ("nothing", PluginLoadError, "iris_plugin_create must return one result", type(None)),
-    ):  # fmt: skip
-        with pytest.raises(kind, match=words) as caught:
-            registry.create(registry.resolve(ALLOCATOR, name), REQUEST)
-        assert isinstance(caught.value.__cause__, cause)
-
-
 class Noted:
     @hookimpl
     def iris_plugin_info(self):
@@ -374,7 +329,7 @@ def test_entry_points_that_cannot_be_read_are_warned_about_once(site, log, monke
 # -- plugins whose code raises, or says nonsense ----------------------------------------------------------------------
 BODIES = [
     "raise SystemExit(3)", "import sys; sys.exit('stop')", "raise GeneratorExit", "raise StopIteration",
-    "raise KeyError('inside')", "raise KeyboardInterrupt", "return None", "return 5",
+    "raise KeyError('inside')", "raise KeyboardInterrupt", "return None", "return 5", "return Availability('yes')",
     "raise type('Own', (Exception,), {'__str__': lambda self: 1 / 0})()",  # an error without a text
     "return type('Own', (), {'__repr__': lambda self: 1 / 0})()",  # and a wrong type without one
 ]  # fmt: skip

@@ -82,11 +82,6 @@ def test_argument_beats_environment_beats_priority_and_name(pair, monkeypatch):
         assert len([each for each in plan.reasons if each.kind.value == "backend"]) == 1  # others were not looked at
 
 
-def test_only_what_is_chosen_explicitly_is_imported(pair):
-    pair.provider("bad", "BACKEND", source="raise RuntimeError('must not be imported')")
-    assert choose(pair.registry(), backend="lang", allocator="pool").backend.name == "lang"
-
-
 def test_auto_passes_over_what_cannot_be_used_and_says_why(crowd, log):
     plan = choose(crowd.registry())
     assert chosen(plan) == ("pool", "lang", "cpu")

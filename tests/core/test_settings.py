@@ -83,6 +83,7 @@ SIZE = "a size is a number of bytes or text such as 64MiB"
     ("LOG_LEVEL", "loud", "choose one of"), ("DEVICE_TIMEOUT", "0", ""), ("DEVICE_TIMEOUT", "inf", ""),
     ("DEVICE_TIMEOUT", "soon", ""), ("BARRIER_TIMEOUT", "-3", ""), ("BARRIER_TIMEOUT", "nan", ""),
     ("SYSTEM_SIZE", "9" * 400 + "MiB", SIZE), ("DEVICE", "gpu", "say cpu, cuda or cuda:1"),
+    ("CHECK", "nonsense", "choose from"),
     *(("NODES", text, 'is like "2x4"') for text in ("2x", "0x2", "2+0", "9" * 5000, "999999999x1")),
 ])  # fmt: skip
 def test_a_wrong_variable_is_named_with_value_and_source(monkeypatch, name, text, words):

@@ -263,10 +263,3 @@ def test_a_fill_that_fails_frees_the_block_on_every_rank():
         c.refused(RuntimeError, "", lambda heap: contexts[heap.rank].randint(300, (3,), dtype=torch.int8))
         c.barrier()
         assert c.stats("free") == [c.heap.nbytes] * 2
-
-
-# -- what they leave behind -------------------------------------------------------------------------------------------
-def test_labels_say_which_call_made_a_block(ctx):
-    _held = [ctx.zeros(4), ctx.arange(3), ctx.full_like(IMAGES, 2)]
-    labels = ["zeros((4,), float32)", "arange((3,), int64)", "full_like((2, 3, 4, 2), int32)"]
-    assert [b.label for b in ctx.heap.live_blocks()] == labels

@@ -2,7 +2,6 @@
 
 import re
 
-import pytest
 from tables import table
 
 from .excerpts import ROOT, script
@@ -58,15 +57,6 @@ def test_the_figures_are_those_of_the_results():
         for link in re.findall(r"\]\(([^)]*benchmarks/results/[^)]*)\)", text):
             assert (page.parent / link).exists(), link
     assert seen == set(figures.REGIONS)
-
-
-def test_a_figure_that_was_not_verified_is_refused(monkeypatch):
-    figure = figures.FIGURES[0]
-    found = figures.find(figure, figure.provider)
-    assert found["verified"]
-    monkeypatch.setattr(figures, "results", lambda file: {"results": [found | {"verified": False}]})
-    with pytest.raises(LookupError, match=r"rma-4xtorch.json has 1 results"):
-        figures.find(figure, figure.provider)
 
 
 def test_pictures_are_what_is_drawn_and_each_is_shown():

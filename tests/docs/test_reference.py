@@ -16,17 +16,6 @@ import inventory
 import settings_tables
 
 
-def test_every_public_name_has_a_place():
-    """Hooks, errors and classes in annotations, too; that Sphinx finds what is shown, `make docs` checks."""
-    assert inventory.lacking(inventory.objects()) == [], "say where, in docs/reference"
-    names = ["Iris", "errors.HeapError"]
-    names = [*(f"iris_core.{name}" for name in names), "iris_triton.load", "iris_triton.rocm_iris.x.gather"]
-    for name in names:  # one that lacks is noticed
-        assert name in inventory.lacking(inventory.objects() - {name, inventory.home(name)})
-    member = "iris_triton.DeviceContext.put_signal"
-    assert inventory.lacking(inventory.objects() - {member}) == [member]
-
-
 def test_every_setting_is_in_a_table():
     """Every plugin that the distributions declare, and every class of settings in the sources."""
     directive = r"^\.\. iris-settings:: (\S+)(?: (\S+))?$"
