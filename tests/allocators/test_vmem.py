@@ -106,25 +106,6 @@ def test_memory_that_cannot_be_shared_says_what_would_help(made):
 
 
 # -- the end ----------------------------------------------------------------------------------------------------------
-def test_tensors_outlive_close_and_the_last_one_gives_everything_back(made):
-    driver, told = made.driver(), []
-    allocator, peer = made.allocator(8 * GRANULE, 0, 2, driver=driver), made.allocator(8 * GRANULE, 1, 2)
-    allocator.commit(0, 2 * GRANULE)
-    peer.commit(0, GRANULE)
-    allocator.import_peer(1, received(peer.export()))
-    tensors = [allocator.tensor(i * GRANULE, 64, lambda: told.append(1)).fill_(i) for i in range(2)]
-    assert driver.counts()[1] == 3
-    allocator.close()
-    peer.close()
-    assert [t[0].item() for t in tensors] == [0, 1]
-    for left in (2, 1):
-        assert driver.counts() == (2, 2, 1, 2 * GRANULE), "peers' memory goes at once, the own with the last tensor"
-        assert len(tensors) == left
-        tensors.pop()
-    assert told == [1, 1]
-    assert driver.counts() == (0, 0, 0, 0)
-
-
 def refuse(thread):
     raise RuntimeError("can't create new thread at interpreter shutdown")
 

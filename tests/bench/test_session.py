@@ -1,6 +1,5 @@
 """Runs on ranks."""
 
-import dataclasses
 import pathlib
 import sys
 
@@ -59,41 +58,14 @@ def test_a_rank_that_hangs_ends_the_run(monkeypatch, capfd):
     assert "rank_benchmarks.py" in capfd.readouterr().err  # where it was
 
 
-def test_no_point_begins_near_the_limit(forked_ranks, monkeypatch):
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    bench.load(HERE / "rank_benchmarks.py")
-    options = dataclasses.replace(OPTIONS, axes={}, limit_s=20.0)
-    found = bench.run(bench.registered(pattern="late"), options).results
-    said = [(each.params["point"], each.verified, each.skipped) for each in found]
-    assert said == [(0, True, ""), (1, False, "too late for the limit of 20 s")]
-
-
-def test_rma_on_cpu_ranks(of_file):
-    results = of_file("rma")
-    names = ("pair", "pairs", "ring", "all_to_all", "latency", "latencies", "engine_calls", "barrier")
-    assert {each.benchmark for each in results} == {f"rma.{name}" for name in names}
-    assert all(each.verified or each.skipped for each in results)
-    skipped = {each.provider: each.skipped for each in results if each.skipped and each.provider}
-    assert skipped == dict.fromkeys(("engine push", "engine pull", "engine"), "the copy engine needs a GPU")
-    measured = [each for each in results if each.time_us]
-    assert {each.provider for each in measured} == {"push", "pull", "signal", "barrier"}
-    for name in ("pairs", "ring", "all_to_all"):
-        assert {each.params["nbytes"] for each in measured if each.benchmark == f"rma.{name}"} == {4096, 16384}
-    for name in ("pairs", "latencies"):
-        each_way = {(r.params["rank"], r.params["peer"]) for r in measured if r.benchmark == f"rma.{name}"}
-        assert each_way == {(0, 1), (1, 0)}
-
-
-def test_other_benchmarks_on_cpu_ranks(of_file):
-    for name in ("ccl_launch", "ops_launch"):  # what launches cost the CPU: on CPU ranks, Python's part
-        (result,) = (each for each in of_file(name) if each.provider == "iris, to the launcher")
-        assert result.time_us > 0
-    results = of_file("torch_backend")
-    skipped = {each.provider: each.skipped for each in results if not each.verified}
-    assert skipped == {"nccl async-tp": "it needs GPUs"}
-    assert [(each.benchmark.partition(".")[2], each.provider) for each in results if each.verified] == [
-        *[("all_reduce", provider) for _ in ("ordinary", "heap") for provider in ("iris", "ctx.ccl", "gloo")],
-        *[("tensor_parallel", provider) for provider in ("iris", "gloo")],
-        *[("fsdp2", provider) for provider in ("gloo", "gloo heap", "iris", "iris heap")],
-        *[("ddp", provider) for provider in ("gloo", "iris")],
-    ]
+def test_our_benchmarks_on_cpu_ranks(of_file):
+    """Each is right, or says what it needs; of launches only the time is of interest."""
+    skipped = {}
+    for name in ("rma", "torch_backend", "ccl_launch", "ops_launch"):
+        results = [each for each in of_file(name) if each.provider]
+        skipped |= {each.provider: each.skipped for each in results if each.skipped}
+        measured = [each for each in results if not each.skipped]
+        assert measured
+        assert all(each.time_us > 0 and (each.verified or "launch" in name) for each in measured)
+    engine = dict.fromkeys(("engine push", "engine pull", "engine"), "the copy engine needs a GPU")
+    assert skipped == engine | {"nccl async-tp": "it needs GPUs"}

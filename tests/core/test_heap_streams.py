@@ -248,20 +248,6 @@ def test_nothing_is_allocated_or_freed_while_a_graph_is_captured(world_size):
         c.barrier()
 
 
-def test_a_scope_that_ends_in_a_capture_leaves_its_blocks_to_the_program(alone):
-    heap, device = alone
-    with pytest.raises(HeapError, match="being captured"), heap.scope(), heap.scope():  # noqa: PT012
-        t = heap.allocate(100, U8)
-        device.capturing = True
-    device.capturing = False
-    with heap.scope():
-        u = heap.allocate(100, U8)
-    assert heap.stats().num_blocks == 1
-    with pytest.raises(HeapError, match="freed before"):
-        heap.free(u)
-    heap.free(t)
-
-
 def test_record_stream_takes_streams_and_tensors_of_the_heap(alone, heap):
     on_cpu, (heap, device) = heap, alone
     t = heap.allocate(100, U8)

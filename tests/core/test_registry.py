@@ -138,29 +138,6 @@ def test_a_misspelt_block_is_told(site, log):
     assert "'mime', which is not installed; did you mean mine?" in log.text
 
 
-def test_a_conflict_is_resolved_by_a_distributions_name_or_by_blocking_one(site):
-    for distribution in ("iris-one", "iris-two"):
-        site.provider("mine", distribution=distribution)
-    site.provider("mine", "BACKEND", distribution="iris-three")  # of another kind, which is no conflict
-    registry = site.registry()
-    assert registry.names() == ("mine",)
-    with pytest.raises(PluginConflictError) as caught:
-        registry.resolve(ALLOCATOR, "mine")
-    for part in ("iris-one 1.0", "iris-two 1.0", "'mine@iris-one'", "'mine@iris-two'"):
-        assert part in str(caught.value)
-    states = [record.state for record in registry.load_all()]
-    assert states == [PluginState.CONFLICTING, PluginState.CONFLICTING, PluginState.LOADED]
-    assert "iris-two" in registry.resolve(ALLOCATOR, "mine@iris-one").reason
-    chosen = registry.load(registry.resolve(ALLOCATOR, "mine@iris_two"))
-    assert (chosen.distribution, chosen.state) == ("iris-two", PluginState.LOADED)
-    registry = site.registry(block=["mine@iris-one"])
-    assert registry.resolve(ALLOCATOR, "mine").distribution == "iris-two"
-    assert [record.state for record in registry.load_all()] == [PluginState.BLOCKED, *[PluginState.LOADED] * 2]
-    registry.block([])
-    with pytest.raises(PluginConflictError):
-        registry.resolve(ALLOCATOR, "mine")
-
-
 # -- names ------------------------------------------------------------------------------------------------------------
 @table(("kind", "name", "words", "close"), [
     (ALLOCATOR, "rnig", "^no allocator named 'rnig' is installed; installed are ring, tree; did you", ("ring",)),
