@@ -30,6 +30,15 @@ def test_offset_and_numbers():
     assert (TraceEvent.PUT, EVENT_NAMES[2048]) == (3, "compute")
 
 
+def test_alignment_follows_the_drift():
+    begin, end = ClockOffset(ZERO + 500, 500, 3.0), ClockOffset(ZERO + 10**9 + 1500, 1500, 5.0)
+    clock = Clock(1e9, begin, end, ZERO)
+    ticks = np.array([ZERO + 500, ZERO + 500 + (10**9 + 1000) // 2, ZERO + 10**9 + 1500])
+    assert clock.align(ticks) == pytest.approx([0, 5e8, 1e9], abs=1)
+    assert clock.error_us == pytest.approx(0.005)
+    assert Clock(1e8, begin, begin, ZERO).align(ticks[:1]).tolist() == [0]
+
+
 def test_lines():
     # on unit 5: programs 1 and 2 at the same time, 3 after 1; program 4 alone on unit 6 of another die
     found = events(
