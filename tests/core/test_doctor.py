@@ -164,6 +164,7 @@ def test_gpus_that_do_not_reach_each_other_are_broken(gpus, hip, way):
     assert "0->1, 0->2, 0->3, 1->0, 1->2, 1->3, 2->0, 2->1, 3->0, 3->1. No heap" in found["peer access"].text
     assert way in found["peer access"].text
     assert facts["gpus"][0]["arch"] == ("gfx942" if hip else "sm_90")
+    assert gpus(4, hip=hip)[0]["peer access"].verdict is Verdict.OK
 
 
 @table(("cuda", "present", "hidden", "init", "verdict", "text"), [

@@ -110,6 +110,8 @@ def test_a_plugin_that_is_not_right_is_broken_and_no_other(site, text, complaint
     assert "'bad' (iris-bad 1.0)" in str(caught.value)
     assert "IRIS_BLOCK=bad" in str(caught.value)
     assert cause is ... or isinstance(caught.value.__cause__, cause or type(None))
+    for names in (["bad"], []):  # which heals nothing
+        registry.block(names)
     assert (bad.state, bad.reason) == (PluginState.BROKEN, str(caught.value))
     assert registry.load(registry.resolve(ALLOCATOR, "good")).state is PluginState.LOADED
 
