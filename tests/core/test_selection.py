@@ -14,7 +14,7 @@ from iris_core.errors import (
 )
 from iris_core.registry.select import select
 from iris_core.settings import load_settings
-from iris_core.types import DeviceTarget, DeviceType
+from iris_core.types import DeviceTarget, DeviceType, PluginKind, PluginState
 
 CPU, GPU = DeviceTarget(DeviceType.CPU), DeviceTarget(DeviceType.CUDA, 1)
 CPU_ONLY, GPU_ONLY = "devices=frozenset({DeviceType.CPU})", "devices=frozenset({DeviceType.CUDA})"
@@ -130,6 +130,11 @@ def test_an_explicit_choice_that_cannot_be(crowd):
             choose(crowd.registry(), **names)
         assert str(caught.value.__cause__) == str(cause)
     assert choose(crowd.registry(), backend="twice@iris-two").backend.distribution == "iris-two"
+    registry = crowd.registry()
+    assert registry.resolve(PluginKind.BACKEND, "twice@iris-two").state is PluginState.CONFLICTING
+    registry.block(["twice@Iris_One"])
+    record = registry.resolve(PluginKind.BACKEND, "twice")
+    assert (record.distribution, record.state) == ("iris-two", PluginState.DISCOVERED)
 
 
 def test_nothing_usable_lists_every_candidate(site):
