@@ -23,7 +23,7 @@ class FakeGPU:
 
     def __init__(self, monkeypatch):
         self.clock_s = 0.0  # of what ran
-        self.log, self.capturing, self.num_nodes = [], None, 1
+        self.log, self.capturing = [], None
         for fake in (self.Event, self.CUDAGraph, self.graph, self.synchronize, self._sleep):
             monkeypatch.setattr(torch.cuda, fake.__name__, fake)
 
@@ -63,8 +63,7 @@ class FakeGPU:
 
     def context(self, num_ranks):
         return SimpleNamespace(
-            device="cuda:0", num_ranks=num_ranks, num_nodes=self.num_nodes,
-            ccl=SimpleNamespace(barrier=lambda: self.log.append("align between nodes")), scope=contextlib.nullcontext,
+            device="cuda:0", num_ranks=num_ranks, num_nodes=1, scope=contextlib.nullcontext,
             barrier=lambda: self.log.append("barrier"), device_barrier=lambda: self.log.append("align"),
         )  # fmt: skip
 
@@ -107,19 +106,6 @@ def test_a_graph_is_captured_after_eager_calls_and_verified_by_a_replay(gpu, mea
     assert checked_after == ["replay", "replay"]
     assert result.time_us == pytest.approx(SECONDS * 1e6, rel=1e-4)
     assert (result.calls, result.timer, result.num_ranks) == (40, "graph", 2)
-
-
-@pytest.mark.parametrize(("num_nodes", "barrier"), [(1, "align"), (2, "align between nodes")])
-def test_the_default_on_a_gpu_is_eager_calls_between_events(gpu, measure, num_nodes, barrier):
-    gpu.num_nodes = num_nodes
-
-    def benchmark(state, ctx):
-        state.set_bytes(1000)
-        state.provider("kernel", lambda: gpu.launch(SECONDS), check=None)
-
-    (result,) = measure(benchmark, world=PretendedWorld(2), ctx=gpu.context(2))
-    assert (result.timer, result.gb_per_s) == ("events", pytest.approx(0.1, rel=1e-4))
-    assert gpu.log == [*[barrier] * 3, "warm", *[barrier] * 3, "barrier"]
 
 
 # -- do_bench ---------------------------------------------------------------------------------------------------------

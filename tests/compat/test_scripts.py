@@ -18,13 +18,12 @@ import triton.language as tl
 from jobs_common import environment
 from kernel_text import kernel_of
 from rank_counts import rank_counts
-from recording import record
 from tables import table
 
 import iris_gluon as iris_gl
 import iris_triton as iris
 from iris_triton.language.blocks import lanes
-from iris_triton.testing.compile_only import TARGETS, assembly, compile_for
+from iris_triton.testing.compile_only import assembly, compile_for
 from iris_triton.testing.languages import in_gluon
 
 HERE = pathlib.Path(__file__).parent
@@ -119,14 +118,6 @@ def test_benchmark_on_the_command_line(tmp_path):
     assert [bool(each.get("skipped")) for each in results] == [False, False, True, True]
     assert results[0]["counters"] == {"backend": len("gluon")}
     assert results[0]["time_us"] > 0
-
-
-@pytest.mark.parametrize("target", ["sm_90", pytest.param("gfx942", marks=pytest.mark.exhaustive)])
-def test_kernels_compile_for_gpus(target):
-    """A rank alone runs the script; what it launches is compiled for a GPU on the way."""
-    with record({target: TARGETS[target]}) as found:
-        run_script("ported_rma", "accesses", "cpu", (torch.bfloat16,))
-    assert {each.target for each in found} == {target}
 
 
 FRESH = {"sm_90": r"ld\.volatile\.global", "gfx942": r"global_load_dword \S+ .* sc0 sc1"}

@@ -1,5 +1,8 @@
 """ctx.device_barrier() on CPU ranks and on GPUs; the kit tries the world and sorted groups, with either order."""
 
+import threading
+import time
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -58,6 +61,23 @@ def refused() -> list[str]:
     return [*found, said_by(ctx.device_barrier)]
 
 
+def bound_in_order() -> list[str]:
+    """Barriers whose launches come from threads, the later one first; returns in what order they were over."""
+    over = []
+    with Iris("1MiB", device="cpu") as ctx:
+        ctx.device_barrier()
+        first, dropped, second = (ctx._device_barriers.bind(None, "release") for _ in range(3))
+        thread = threading.Thread(target=lambda: (second.launch(None), over.append("second")))
+        thread.start()
+        dropped.drop()
+        time.sleep(0.3)
+        first.launch(None)
+        over.append("first")
+        thread.join(60)
+        ctx.barrier()
+    return over
+
+
 # -- tests -------------------------------------------------------------------------------------------------------------
 GROUPS = [[0, 3], [3, 1], [2, 0, 1], [3, 0], [1, 2, 3, 0]]
 
@@ -77,3 +97,7 @@ def test_wrong_calls_are_refused_before_anything_is_launched(pool):
     assert sem == "ValueError: device_barrier: sem must be 'release' or 'relaxed', not 'acquire'"
     assert stream.startswith("TypeError: device_barrier: stream must be a torch stream or None")
     assert closed.startswith("HeapClosedError")
+
+
+def test_barriers_come_in_the_order_of_the_calls_whoever_launches_them(pool):
+    assert pool.run(bound_in_order, 3) == [["first", "second"]] * 3
