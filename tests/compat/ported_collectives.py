@@ -6,8 +6,6 @@ Only the line `import iris_triton.as_iris` is ours.  Every script raises if some
 import pytest
 import torch
 import torch.distributed as dist
-import triton
-import triton.language as tl
 
 import iris_triton.as_iris
 import iris
@@ -180,25 +178,3 @@ def fused():
     check(pieces.view(world, m, n).sum(0), sum(products))
     assert int((C != 0).sum()) < m * n or world == 1
     shmem.barrier()
-
-
-# -- the end of a call ------------------------------------------------------------------------------------------------
-@triton.jit
-def read_partner(data, found, partner, rank, heap_bases, BLOCK: tl.constexpr):
-    offsets = tl.arange(0, BLOCK)
-    tl.store(found + offsets, iris.load(data + offsets, rank, partner, heap_bases))
-
-
-def complete_everywhere():
-    """Behind a call that is not asynchronous, kernels may read what other ranks have got by it."""
-    shmem = iris.iris(1 << 22)
-    rank, world = shmem.get_rank(), shmem.get_num_ranks()
-    partner = (rank + world // 2) % world
-    inp, out, found = shmem.zeros(16, 64), shmem.zeros(16 * world, 64), shmem.zeros(1024)
-    shmem.barrier()
-    for turn in range(1, 21):
-        inp.fill_(turn)
-        shmem.ccl.all_gather(out, inp)
-        read_partner[(1,)](out, found, partner, rank, shmem.get_heap_bases(), 1024)
-        assert (found == turn).all(), turn
-        shmem.barrier()

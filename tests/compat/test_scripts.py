@@ -178,3 +178,17 @@ def test_what_allocates_ends_with_a_barrier(monkeypatch, variable, options, want
         monkeypatch.setattr(ctx.heap.streams, "is_capturing", lambda: True)
         ctx.as_symmetric(x)
         assert len(calls) == wanted
+
+
+def test_calls_end_with_a_barrier_unless_they_are_asynchronous(monkeypatch):
+    met = []
+    with environment(IRIS_DEVICE="cpu"), iris.iris(1 << 20) as shmem:
+        monkeypatch.setattr(type(shmem.ccl), "_meet", lambda self, group: met.append(group))
+        x, out = shmem.zeros(4, 4), shmem.zeros(4, 4)
+        for name in ("all_gather", "all_reduce", "all_to_all", "reduce_scatter"):
+            getattr(shmem.ccl, name)(out, x, async_op=True)
+        assert met == []
+        for name in ("all_gather", "all_reduce", "all_to_all", "reduce_scatter"):
+            getattr(shmem.ccl, name)(out, x, group=[0])
+        shmem.ccl.broadcast(x)  # which AMD's Iris has not
+        assert met == [[0]] * 4
