@@ -4,7 +4,6 @@ import functools
 import gc
 import os
 import threading
-import weakref
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from tables import table
 
 from iris_allocators._plugin import vmem
 from iris_allocators.vmem import pieces
-from iris_allocators.vmem.allocator import MAX_DEFAULT_GRANULE
 from iris_core.errors import DriverError, HeapClosedError, HeapError, IrisError, SettingsError, UnsupportedError
 from iris_core.testing import AllocatorConformance
 from iris_core.testing.conformance.plugin_jobs import received
@@ -33,16 +31,6 @@ class TestVmemOnPretendedDriver(AllocatorConformance):
 
 
 # -- addresses and granules -------------------------------------------------------------------------------------------
-def test_a_heap_of_a_tebibyte_opens_and_only_what_is_used_is_committed(made):
-    driver = made.driver(total=4 * MAX_DEFAULT_GRANULE)
-    allocator = made.allocator(1 << 40, 3, 8, driver=driver, granule=None)
-    assert (allocator.nbytes, allocator.granularity) == (1 << 40, MAX_DEFAULT_GRANULE)
-    assert driver.used == allocator.committed_bytes == 0
-    allocator.commit((1 << 40) - 100, 100)
-    assert driver.used == allocator.committed_bytes == MAX_DEFAULT_GRANULE
-    allocator.tensor((1 << 40) - 100, 100, nothing).fill_(1)
-
-
 @table("nbytes, granule", [(1, GRANULE), (64 * GRANULE, GRANULE), (65 * 2 * GRANULE, 4 * GRANULE)])
 def test_the_default_granule_grows_with_the_heap(made, nbytes, granule):
     allocator = made.allocator(nbytes, granule=None)
@@ -62,37 +50,6 @@ def test_what_no_device_has_is_refused(made, error, says, options, fails):
     driver.fail_next |= fails
     with pytest.raises(error, match=says):
         make(driver=driver, **options)
-
-
-def test_commit_backs_whole_granules_once(made):
-    driver = made.driver()
-    allocator = made.allocator(driver=driver)
-    allocator.commit(GRANULE - 1, 2)
-    allocator.commit(0, 4 * GRANULE)
-    assert driver.calls.count("create") == 4
-    assert driver.calls.count("set_access") == 2, "one call for pieces that follow each other"
-
-
-def test_descriptors_are_open_from_export_until_all_peers_have_mapped(made):
-    one, two = (made.allocator(8 * GRANULE, rank, 2) for rank in range(2))
-    one.commit(0, 3 * GRANULE)
-    before = made.descriptors()
-    two.import_peer(0, received(one.export()))
-    assert len(made.descriptors() - before) == 6, "three offered; three memfds of the pretended driver"
-    one.exchanged()
-    assert len(made.descriptors() - before) == 3
-    assert list(one.export()) == []
-    one.commit(3 * GRANULE, GRANULE)
-    one.export()
-    one.decommit(3 * GRANULE, GRANULE)
-    assert len(made.descriptors() - before) == 3, "a descriptor goes with its memory"
-    one.exchanged()  # of what is gone again
-    many = made.allocator(40 * GRANULE, 0, 16)
-    many.commit(0, 40 * GRANULE)
-    assert (len(many.export()), many.has_more) == (256 // 16, True), "no more than 256 are open in a process at once"
-    alone = made.allocator()
-    alone.commit(0, GRANULE)
-    assert [segment.fd for segment in alone.export()] == [None], "nobody to export to"
 
 
 def test_heaps_that_do_not_fit_are_refused(made):
@@ -133,80 +90,10 @@ def test_two_failures_leave_nothing_and_no_place_unusable(made):
     allocator.tensor(0, 2 * GRANULE, nothing).fill_(1)
 
 
-def test_memory_that_should_be_gone_makes_room_wherever_it_lies(made):
-    """Its unmapping has failed; it begins before, in and behind what comes there, here and on a peer."""
-    driver = made.driver()
-    both = one, two = [made.allocator(8 * GRANULE, rank, 2, driver=driver) for rank in range(2)]
-    large, small = (made.pieces(driver, size).tensor(0, (8,)) for size in (3, 2))
-    for source, offset, size in (
-        (large, 0, 3),
-        (small, GRANULE, 2),  # begins within the larger piece
-        (large, 0, 3),  # begins before the smaller piece
-    ):
-        one.import_tensor(offset, source, nothing)
-        two.import_peer(0, received(one.export()))
-        one.exchanged()
-        for allocator in both:
-            driver.fail_next["unmap"] = 1
-            with pytest.raises(DriverError, match="unmap"):
-                allocator.decommit(offset, size * GRANULE)
-    one.commit(2 * GRANULE, GRANULE)
-    two.import_peer(0, received(one.export()))
-    one.exchanged()
-    assert one.committed_bytes == GRANULE
-
-
 # -- existing tensors -------------------------------------------------------------------------------------------------
-@pytest.fixture
-def external(made):
-    """An allocator, and memory of three pieces that is not its own."""
+def test_memory_that_cannot_be_shared_says_what_would_help(made):
     allocator = made.allocator(16 * GRANULE)
-    return allocator, made.pieces(allocator._driver, 1, 2, 1)
-
-
-@table("view", [lambda t: t[2:3], lambda t: t.t(), lambda t: t[:, 1::2], lambda t: t.flatten()[5:], lambda t: t[1, 2]])
-def test_views_are_imported_as_they_are(made, view):
-    allocator = made.allocator(16 * GRANULE)
-    pieces = made.pieces(allocator._driver, 1)
-    part = view(pieces.tensor(256, (4, 6)).copy_(torch.arange(24.0).view(4, 6)))
-    assert allocator.import_extent(part)[:2] == (GRANULE, part.data_ptr() - pieces.base)
-    out = allocator.import_tensor(0, part, nothing)
-    assert (out.tolist(), out.stride()) == (part.tolist(), part.stride())
-    last = sum((n - 1) * s for n, s in zip(part.shape, part.stride(), strict=True))
-    assert out.untyped_storage().nbytes() == 4 * (last + 1)
-
-
-def test_memory_that_is_there_already_is_not_mapped_again(external):
-    allocator, pieces = external
-    big = pieces.tensor(100 * 4, (GRANULE // 2,))  # in the first two pieces
-    small = pieces.tensor(GRANULE + 64, (5,)).fill_(3)  # in the second
-    beyond, last = pieces.tensor(3 * GRANULE - 4, (2,)), pieces.tensor(3 * GRANULE, (1,))  # in the third as well
-    _first = allocator.import_tensor(4 * GRANULE, big, nothing)
-    maps = allocator._driver.calls.count("map")
-    second = allocator.import_tensor(4 * GRANULE, small, nothing)
-    assert second.tolist() == [3.0] * 5
-    assert second.data_ptr() == allocator.base_ptr + 5 * GRANULE + 64
-    assert allocator._driver.calls.count("map") == maps
-    assert allocator.import_extent(beyond)[2] == -1, "its end is not there"
-    _third = allocator.import_tensor(7 * GRANULE, last, nothing)
-    assert allocator.import_extent(last)[2] == 7 * GRANULE
-    assert allocator.import_extent(beyond)[2] == -1, "blocks that happen to be neighbours are not one"
-
-
-def test_the_source_lives_as_long_as_the_result(external):
-    allocator, pieces = external
-    source = pieces.tensor(0, (4,))
-    out, gone = allocator.import_tensor(0, source, nothing), weakref.ref(source)
-    del source
-    gc.collect()
-    assert gone() is not None
-    del out
-    gc.collect()
-    assert gone() is None
-
-
-def test_memory_that_cannot_be_shared_says_what_would_help(external):
-    allocator, pieces = external
+    pieces = made.pieces(allocator._driver, 1, 2, 1)
     message = r"PYTORCH_ALLOC_CONF=expandable_segments:True.*PYTORCH_HIP_ALLOC_CONF.*ctx.use_mem_pool\(\)"
     with pytest.raises(UnsupportedError, match=message):
         allocator.import_extent(torch.ones(4))
@@ -219,25 +106,6 @@ def test_memory_that_cannot_be_shared_says_what_would_help(external):
 
 
 # -- the end ----------------------------------------------------------------------------------------------------------
-def test_tensors_outlive_close_and_the_last_one_gives_everything_back(made):
-    driver, told = made.driver(), []
-    allocator, peer = made.allocator(8 * GRANULE, 0, 2, driver=driver), made.allocator(8 * GRANULE, 1, 2)
-    allocator.commit(0, 2 * GRANULE)
-    peer.commit(0, GRANULE)
-    allocator.import_peer(1, received(peer.export()))
-    tensors = [allocator.tensor(i * GRANULE, 64, lambda: told.append(1)).fill_(i) for i in range(2)]
-    assert driver.counts()[1] == 3
-    allocator.close()
-    peer.close()
-    assert [t[0].item() for t in tensors] == [0, 1]
-    for left in (2, 1):
-        assert driver.counts() == (2, 2, 1, 2 * GRANULE), "peers' memory goes at once, the own with the last tensor"
-        assert len(tensors) == left
-        tensors.pop()
-    assert told == [1, 1]
-    assert driver.counts() == (0, 0, 0, 0)
-
-
 def refuse(thread):
     raise RuntimeError("can't create new thread at interpreter shutdown")
 

@@ -81,7 +81,9 @@ def test_memory_comes_when_it_is_used_and_goes_when_it_is_free(made, multicast):
     assert seen_everywhere(c, more)
     assert [world.num_segments for world in c.worlds] == [5 + multicast, 5, 5], "each piece is described once"
     c.free(tensors)
-    c.barriers()
+    c.barriers(1)
+    assert held() == [5 * GRANULE] * 3, "it may be needed again at once"
+    c.barriers(1)
     assert held() == [3 * GRANULE] * 3
     assert [driver.counts()[1] for driver in c.drivers] == [9 + multicast] * 3, "peers' mappings are gone as well"
     assert seen_everywhere(c, more, fill(c, 2))

@@ -4,7 +4,6 @@ import ctypes
 import pathlib
 import sys
 import time
-import types
 
 import torch
 import triton
@@ -14,7 +13,6 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "benchmarks"))
 from rma_signals import EngineTurns
 
 from iris_core import bench
-from iris_core.bench import runner
 from iris_triton import DeviceContext
 
 ARRAY = 8
@@ -96,35 +94,3 @@ def turns(state, ctx):
 def hangs(state, ctx):
     """One rank never comes back."""
     state.provider("a", (lambda: time.sleep(600)) if ctx.cur_rank == ctx.num_ranks - 1 else (lambda: None), check=None)
-
-
-@bench.register(by_default=False)
-@bench.axis("point", [0, 1])
-def late(state, ctx):
-    """One rank's clock is ahead after the first point."""
-
-    def call():
-        if ctx.cur_rank == 1:
-            clock = time.monotonic
-            runner.time = types.SimpleNamespace(monotonic=lambda: clock() + 19, perf_counter=time.perf_counter)
-
-    state.provider("a", call, check=lambda: True)
-
-
-@bench.register(by_default=False)
-@bench.axis("timer", ["events", "graph"])
-def on_gpus(state, ctx):
-    """Fills memory of the rank's own GPU; needs GPUs."""
-    x = ctx.zeros(8 << 20)
-    state.set_timer(state["timer"])
-    state.set_bytes(x.numel() * 4)
-
-    def is_filled():
-        return bool((x == 3).all())
-
-    def spoil():
-        x.fill_(-1)
-
-    last = ctx.cur_rank == ctx.num_ranks - 1
-    state.provider("fill", lambda: x.fill_(3), prepare=spoil, check=is_filled)
-    state.provider("fill alone", (lambda: x.fill_(3)) if last else None, prepare=spoil, check=None)

@@ -1,7 +1,5 @@
 """What a file of benchmarks may declare, and what is refused."""
 
-import sys
-
 import pytest
 from tables import table
 
@@ -30,22 +28,6 @@ def a_state(on_gpu=False):
     return state
 
 
-def test_every_public_name_is_documented():
-    assert all(getattr(bench, name).__doc__ for name in bench.__all__)
-
-
-def test_a_registered_benchmark():
-    """Its name is file and function, and the function stays what it is, also when its module is loaded again."""
-    assert bench.register(nothing) is nothing
-    (found,) = bench.registered()
-    assert (found.name, found.ranks, found.function) == ("test_declaring.nothing", True, nothing)
-    first, again = named("same"), named("same")
-    bench.register(first)
-    bench.register(again)
-    assert registry.BENCHMARKS["test_declaring.same"].function is again
-    assert bench.registered(source="/elsewhere.py") == []
-
-
 def test_points():
     """The product of the axes, of which the upper one changes slowest; values may depend on the run, or be replaced."""
     two = bench.axis("nbytes", (1, 2))(bench.axis("sem", ["relaxed", "release"])(named("two")))
@@ -56,25 +38,6 @@ def test_points():
     assert ranks.points(bench.RunOptions(num_ranks=3)) == [{"r": 0}, {"r": 1}, {"r": 2}]
     assert ranks.points(bench.RunOptions(num_ranks=3, axes={"r": [7]})) == [{"r": 7}]
     assert ranks.points(bench.RunOptions(num_ranks=3, skip={"r": [0, 2, 9]})) == [{"r": 1}]
-
-
-def test_loading(tmp_path, monkeypatch):
-    """It makes the file's folder importable, happens once, and leaves no half module of a file that raises."""
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    (tmp_path / "beside.py").write_text("NAME = 'from_beside'")
-    file, broken = tmp_path / "some_benchmarks.py", tmp_path / "broken.py"
-    file.write_text(
-        "import beside\nfrom iris_core import bench\nbench.register(lambda state, ctx: 0, name=beside.NAME)"
-    )
-    bench.load(str(file))
-    first = registry.BENCHMARKS["from_beside"]
-    bench.load(str(file))
-    assert registry.BENCHMARKS["from_beside"] is first
-    broken.write_text("raise KeyError('broken')")
-    before = set(sys.modules)
-    with pytest.raises(KeyError, match="broken"):
-        bench.load(str(broken))
-    assert not [name for name in set(sys.modules) - before if "broken" in name]
 
 
 @table(("text", "values"), [

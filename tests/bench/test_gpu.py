@@ -1,14 +1,10 @@
 """The timers on GPUs."""
 
-import pathlib
-import subprocess
-import sys
 import time
 
 import pytest
 import torch
 
-from iris_core import bench
 from iris_core.bench.state import Provider
 
 CYCLES, MOST_HZ = 2_000_000, 4e9  # about a millisecond
@@ -55,35 +51,3 @@ def test_a_replay_runs_the_calls_that_were_captured():
     assert x.item() == CALLS * (1 + 3)  # the first replay is not timed
     batch.time(2 * CALLS, align)
     assert x.item() == CALLS * (1 + 3 + 2 + 3)
-
-
-@pytest.mark.multigpu
-def test_two_gpus(monkeypatch):
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    bench.load(str(pathlib.Path(__file__).parent / "rank_benchmarks.py"))
-    options = bench.RunOptions(num_ranks=2, device="cuda", heap_size="64MiB", rounds=3)
-    report = bench.run(bench.registered(pattern="on_gpus"), options)
-    by_timer = {(each.params["timer"], each.provider): each for each in report.results}
-    assert not report.errors
-    for timer in ("events", "graph"):
-        both, alone = by_timer[timer, "fill"], by_timer[timer, "fill alone"]
-        assert all(each > 0 for each in both.local_us)
-        assert alone.local_us[0] is None
-        assert both.verified
-        assert both.gb_per_s > 0
-
-
-@pytest.mark.slow
-@pytest.mark.multigpu(shared=False)
-def test_rma_on_two_gpus(tmp_path):
-    rma = pathlib.Path(__file__).parents[2] / "benchmarks" / "rma.py"
-    out = tmp_path / "rma.json"
-    command = [sys.executable, str(rma), "--ranks", "2", "--quick", "--out", str(out), "--limit", "200"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    results = bench.Report.read(out).results
-    assert {each.provider for each in results if each.time_us} == {
-        "engine push", "engine pull", "push", "pull", "engine", "signal", "cuMemcpyDtoDAsync", "cuMemcpyPeerAsync",
-        "barrier",
-    }  # fmt: skip
-    assert all(each.verified for each in results if each.provider)

@@ -6,15 +6,9 @@ import itertools
 import pytest
 from tables import table
 
-from iris_core.bench import RunOptions
-from iris_core.bench.runner import summarize
-from iris_core.bench.state import State
-from iris_core.dispatch import first_calls
 from iris_core.errors import BenchmarkError
 
 from .conftest import PretendedWorld
-
-IDLE = []
 
 
 def nothing():
@@ -30,52 +24,6 @@ def raises(error):
         raise error
 
     return check
-
-
-def test_providers_are_measured_in_turn_and_each_is_first_once(measure):
-    order = []
-
-    def three(state, ctx):
-        state.set_warmup(0)
-        state.set_repeat(1)
-        for name in "abc":
-            state.provider(name, lambda name=name: order.append(name), check=None)
-
-    measure(three, rounds=4)
-    assert order[9:] == list("abcbcacababc")  # behind three calls of each that nobody times
-
-
-@pytest.mark.parametrize("with_preamble", [False, True])
-def test_steps_of_a_provider(measure, with_preamble):
-    log = []
-    call, before, check = (lambda word=word: log.append(word) for word in ("call", "before", "check"))
-
-    def steps(state, ctx):
-        state.set_repeat(3)
-        state.set_warmup(2)
-        state.set_rounds(2)
-        if with_preamble:
-            state.exec(call, before, check=check)
-        else:
-            state.provider("a", call, prepare=before, check=check)
-
-    (result,) = measure(steps)
-    compiled = [] if with_preamble else ["before", "call"] * 2  # which shows how long, too
-    timed = ["before", "call"] * 5 if with_preamble else ["before", *["call"] * 5]
-    assert log == [*compiled, "before", "call", "check", *timed, *timed, "check"]
-    assert (result.calls, len(result.rounds_us), result.verified) == (3, 2, True)
-    named = ("default", "reported") if with_preamble else ("a", "cpu")
-    assert (result.provider, result.timer) == named
-
-
-def test_the_number_of_calls_fills_the_batch(measure, monkeypatch):
-    def calls(state, ctx):
-        state.provider("quick", lambda: 2e-5, check=None)
-        state.provider("slow", lambda: 1e-3, check=None)
-
-    monkeypatch.setattr(first_calls, "seconds_by_clock", lambda call, calls: call())
-    quick, slow = measure(calls, batch_ms=0.1)
-    assert (quick.calls, quick.time_us, slow.calls, slow.time_us) == (5, 20, 1, 1000)
 
 
 @pytest.mark.parametrize("answer", [False, 0])
@@ -142,6 +90,7 @@ UNLIKE = PretendedWorld(2, lambda rank, obj: ("skipped", *obj[1:]) if isinstance
 @table(("benchmark", "world", "error", "text"), [
     (only(check=raises(ZeroDivisionError("broken"))), None, ZeroDivisionError, "broken"),  # no wrong data
     (only(), UNLIKE, BenchmarkError, r"not declared alike on all ranks: rank 0 has .*rank 1 has \('skipped'"),
+    (only(None), None, BenchmarkError, "no rank took part"),
     *((reported(answer), None, BenchmarkError, "has to return its seconds") for answer in (None, 0.0, "soon")),
 ])  # fmt: skip
 def test_what_is_raised(measure, benchmark, world, error, text):
@@ -208,31 +157,3 @@ def test_what_was_entered_is_left_after_measuring_and_after_an_error(measure):
     log[:] = ["declare"]
     measure(holds)
     assert (log.count("close"), log[-1]) == (1, "close")
-
-
-# -- numbers of pretended ranks ---------------------------------------------------------------------------------------
-def test_a_result_of_three_ranks():
-    state = State("copy", {"nbytes": 8}, RunOptions(), False, nothing)
-    state.set_bytes(6_000_000, bus_factor=4 / 3)
-    times = {
-        "ours": [[1e-3, 3e-3, 2e-3], [2e-3, 2e-3, 8e-3], IDLE],
-        "theirs": [[4e-3, 3e-3, 4e-3], [1e-3] * 3, IDLE],
-        "others": [[5e-3, 6e-3, 7e-3], IDLE, IDLE],
-    }
-    for name, found in times.items():
-        state.provider(name, None, check=None, baseline="theirs" if name == "ours" else "", peer=name != "ours")
-        state.providers[name].times = found
-    mine, baseline, last = summarize(state, 3)
-    assert (mine.rounds_us, mine.time_us) == ((2000, 3000, 8000), 3000)
-    assert (mine.local_us, mine.min_us, mine.skew_pct) == ((2000, 2000, None), 2000, 0)
-    assert (mine.gb_per_s, mine.bus_gb_per_s) == (2, pytest.approx(8 / 3, rel=1e-5))
-    assert mine.ratio == 1  # median of 4/2, 3/3 and 4/8: round by round, not 4/3
-    assert (mine.best_peer, mine.ratio_to_best_peer) == ("theirs", 1)
-    assert baseline.best_peer == "others"
-    assert (last.best_peer, last.ratio_to_best_peer) == ("theirs", pytest.approx(4 / 7, rel=1e-5))
-    assert last.skew_pct is None  # of the medians of those that took part
-    state.params.update(b=None, c=(1, 2))
-    assert summarize(state, 3)[0].params == {"nbytes": 8, "b": None, "c": "(1, 2)"}  # what JSON does not know is text
-    state.providers["others"].times = [IDLE] * 3
-    with pytest.raises(BenchmarkError, match="no rank took part"):
-        summarize(state, 3)

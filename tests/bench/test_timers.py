@@ -23,7 +23,7 @@ class FakeGPU:
 
     def __init__(self, monkeypatch):
         self.clock_s = 0.0  # of what ran
-        self.log, self.capturing, self.num_nodes = [], None, 1
+        self.log, self.capturing = [], None
         for fake in (self.Event, self.CUDAGraph, self.graph, self.synchronize, self._sleep):
             monkeypatch.setattr(torch.cuda, fake.__name__, fake)
 
@@ -63,8 +63,7 @@ class FakeGPU:
 
     def context(self, num_ranks):
         return SimpleNamespace(
-            device="cuda:0", num_ranks=num_ranks, num_nodes=self.num_nodes,
-            ccl=SimpleNamespace(barrier=lambda: self.log.append("align between nodes")), scope=contextlib.nullcontext,
+            device="cuda:0", num_ranks=num_ranks, num_nodes=1, scope=contextlib.nullcontext,
             barrier=lambda: self.log.append("barrier"), device_barrier=lambda: self.log.append("align"),
         )  # fmt: skip
 
@@ -88,16 +87,6 @@ def test_what_a_graph_uses_lives_as_long_as_its_provider(gpu):
     assert memory() is None
 
 
-def test_an_idle_rank_aligns_with_gpu_timers_only():
-    aligned = []
-    for timer in state.TIMERS:
-        provider = Provider("a", timer, units=3)
-        if timer == "graph":
-            provider.capture(5)
-        assert provider.time(1, lambda: aligned.append(1)) == 0
-    assert len(aligned) == 2
-
-
 def test_a_graph_is_captured_after_eager_calls_and_verified_by_a_replay(gpu, measure):
     checked_after = []
 
@@ -117,34 +106,6 @@ def test_a_graph_is_captured_after_eager_calls_and_verified_by_a_replay(gpu, mea
     assert checked_after == ["replay", "replay"]
     assert result.time_us == pytest.approx(SECONDS * 1e6, rel=1e-4)
     assert (result.calls, result.timer, result.num_ranks) == (40, "graph", 2)
-
-
-def test_a_rank_that_takes_no_part_aligns_as_often_as_the_others(gpu, measure):
-    def others(rank, obj):
-        """The other rank has measured 2 us in each round."""
-        return {"kernel": [2e-6] * 3} if obj == {"kernel": []} else obj
-
-    def benchmark(state, ctx):
-        state.set_timer("graph")
-        state.set_repeat(20)
-        state.provider("kernel", None, check=lambda: True)
-
-    (result,) = measure(benchmark, world=PretendedWorld(2, others), ctx=gpu.context(2))
-    assert gpu.log == [*["align"] * 3, "warm", *["align"] * 3, "barrier"]  # compiled, called, checked
-    assert (result.local_us, result.calls) == ((None, 2), 20)
-
-
-@pytest.mark.parametrize(("num_nodes", "barrier"), [(1, "align"), (2, "align between nodes")])
-def test_the_default_on_a_gpu_is_eager_calls_between_events(gpu, measure, num_nodes, barrier):
-    gpu.num_nodes = num_nodes
-
-    def benchmark(state, ctx):
-        state.set_bytes(1000)
-        state.provider("kernel", lambda: gpu.launch(SECONDS), check=None)
-
-    (result,) = measure(benchmark, world=PretendedWorld(2), ctx=gpu.context(2))
-    assert (result.timer, result.gb_per_s) == ("events", pytest.approx(0.1, rel=1e-4))
-    assert gpu.log == [*[barrier] * 3, "warm", *[barrier] * 3, "barrier"]
 
 
 # -- do_bench ---------------------------------------------------------------------------------------------------------

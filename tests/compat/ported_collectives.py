@@ -6,8 +6,6 @@ Only the line `import iris_triton.as_iris` is ours.  Every script raises if some
 import pytest
 import torch
 import torch.distributed as dist
-import triton
-import triton.language as tl
 
 import iris_triton.as_iris
 import iris
@@ -178,57 +176,3 @@ def fused():
     check(pieces.view(world, m, n).sum(0), sum(products))
     assert int((C != 0).sum()) < m * n or world == 1
     shmem.barrier()
-
-
-# -- graphs -----------------------------------------------------------------------------------------------------------
-def replayed(times=50):
-    """A device barrier and collectives in a CUDA graph, with new data in each replay; on the CPU simply again."""
-    shmem = iris.iris(1 << 22)
-    rank, world = shmem.get_rank(), shmem.get_num_ranks()
-    on_gpu = shmem.device != "cpu"
-    inp, out, gathered = shmem.zeros(64, 64), shmem.zeros(64, 64), shmem.zeros(64 * world, 64)
-
-    def step():
-        shmem.device_barrier()
-        shmem.ccl.all_reduce(out, inp, async_op=True)
-        shmem.device_barrier()
-        shmem.ccl.all_gather(gathered, out)
-
-    step()
-    shmem.barrier()
-    if on_gpu:
-        graph = torch.cuda.CUDAGraph()
-        shmem.ccl.all_reduce(out, inp, async_op=True)  # under way, perhaps, when the capture begins
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            step()
-        shmem.barrier()
-    for turn in range(times if on_gpu else 3):
-        inp.fill_(turn + rank)
-        graph.replay() if on_gpu else step()
-        shmem.barrier()
-        want = sum(turn + r for r in range(world))
-        assert (out == want).all(), turn
-        assert (gathered == want).all(), turn
-        shmem.barrier()
-
-
-# -- the end of a call ------------------------------------------------------------------------------------------------
-@triton.jit
-def read_partner(data, found, partner, rank, heap_bases, BLOCK: tl.constexpr):
-    offsets = tl.arange(0, BLOCK)
-    tl.store(found + offsets, iris.load(data + offsets, rank, partner, heap_bases))
-
-
-def complete_everywhere():
-    """Behind a call that is not asynchronous, kernels may read what other ranks have got by it."""
-    shmem = iris.iris(1 << 22)
-    rank, world = shmem.get_rank(), shmem.get_num_ranks()
-    partner = (rank + world // 2) % world
-    inp, out, found = shmem.zeros(16, 64), shmem.zeros(16 * world, 64), shmem.zeros(1024)
-    shmem.barrier()
-    for turn in range(1, 21):
-        inp.fill_(turn)
-        shmem.ccl.all_gather(out, inp)
-        read_partner[(1,)](out, found, partner, rank, shmem.get_heap_bases(), 1024)
-        assert (found == turn).all(), turn
-        shmem.barrier()

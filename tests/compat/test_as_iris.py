@@ -10,17 +10,6 @@ from tables import table
 import iris_triton
 
 
-@table(("path", "ours"), [("iris.hip", "iris_triton.rocm_iris.hip"), ("iris.bench", "iris_triton.rocm_iris.bench"),
-                          ("iris.gluon", "iris_gluon"), ("iris.x", "iris_triton.rocm_iris.x")])  # fmt: skip
-def test_a_whole_module(path, ours):
-    """The table has all that is public in the module here."""
-    module, own = importlib.import_module(path.replace("iris", "iris_triton", 1)), importlib.import_module(ours)
-    defined = [name for name, value in vars(own).items() if getattr(value, "__module__", "") == ours]
-    public = {name for name in getattr(own, "__all__", defined) if not name.startswith("_")}
-    assert public
-    assert public - {"quiet"} <= set(module.__all__) <= set(dir(module))
-
-
 def test_a_name_that_is_not_there():
     with pytest.raises(AttributeError, match=r"iris\.ccl.*no_such.*porting\.md"):
         _ = iris_triton.ccl.no_such

@@ -18,14 +18,12 @@ import triton.language as tl
 from jobs_common import environment
 from kernel_text import kernel_of
 from rank_counts import rank_counts
-from recording import record
 from tables import table
 
 import iris_gluon as iris_gl
 import iris_triton as iris
-from iris_core.bench import load, registry
 from iris_triton.language.blocks import lanes
-from iris_triton.testing.compile_only import TARGETS, assembly, compile_for
+from iris_triton.testing.compile_only import assembly, compile_for
 from iris_triton.testing.languages import in_gluon
 
 HERE = pathlib.Path(__file__).parent
@@ -36,7 +34,6 @@ SCRIPTS = [
     if isinstance(node, ast.FunctionDef) and not node.decorator_list and not node.name.startswith("_")
 ]
 SCRIPTS.remove(("ported_rma", "peers_memory"))  # which has a test of its own
-LINE = "import iris_triton.as_iris"
 
 
 # -- rank jobs --------------------------------------------------------------------------------------------------------
@@ -106,28 +103,14 @@ def test_traced_by_hand(pool, num_ranks, device, tmp_path):
     pool.run(run_script, num_ranks, "ported_gluon", "pipeline", device, str(tmp_path))
 
 
-def test_one_line_is_ours():
-    for path in HERE.glob("ported_*.py"):
-        tree = ast.parse(path.read_text())
-        lines = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
-        assert [line for line in lines if re.match(r"(import|from) iris_", line)] == [LINE], path
-        assert lines[-1] != LINE, f"{path.name} imports nothing of iris"
-
-
-def run(name, *arguments, launcher=()):
-    """Run a program on the CPU, and return its exit status and what it says."""
-    environ = {**os.environ, "IRIS_LOG_LEVEL": "INFO", "IRIS_DEVICE": "cpu", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, *launcher, str(HERE / name), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=300, check=False)
-    return done.returncode, done.stderr
-
-
 def test_benchmark_on_the_command_line(tmp_path):
     out = tmp_path / "result.json"
     options = "--benchmark_filter=gather --heap_size=4194304 --n_warmup=1 --n_repeat=2 --axis_num_ranks=1 --use_gluon"
     axes = "--axis_dtype=fp16,bf16", "--skip_n=pow2:10:10"
-    status, said = run("ported_bench.py", *options.split(), *axes, f"--benchmark_out={out}")
-    assert status == 0, said
+    command = [sys.executable, str(HERE / "ported_bench.py"), *options.split(), *axes, f"--benchmark_out={out}"]
+    environ = {**os.environ, "IRIS_DEVICE": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
     results = json.loads(out.read_text())["results"]
     points = [(each["params"]["n"], each["params"]["dtype"], each["params"]["num_ranks"]) for each in results]
     dtypes = ("torch.float16", "torch.bfloat16")
@@ -135,31 +118,6 @@ def test_benchmark_on_the_command_line(tmp_path):
     assert [bool(each.get("skipped")) for each in results] == [False, False, True, True]
     assert results[0]["counters"] == {"backend": len("gluon")}
     assert results[0]["time_us"] > 0
-
-
-WRONG = {
-    "--axis_m=3": "no chosen benchmark has an axis 'm'", "--skip_m=3": "no chosen benchmark has an axis 'm'",
-    "--skip_dtype=fp16,fp32": "nothing is left to run", "--skip_num_ranks=2": "nothing is left to run",
-    "--axis_n=pow2:3:1": "exponents", "--axis_num_ranks=0": "num_ranks must be at least 1",
-}  # fmt: skip
-
-
-@table("option", WRONG)
-def test_benchmark_refuses(monkeypatch, capsys, option):
-    monkeypatch.setattr(registry, "BENCHMARKS", {})
-    load(HERE / "ported_bench.py")
-    assert iris.bench.main([option]) == 2
-    assert WRONG[option] in capsys.readouterr().err
-    with pytest.raises(SystemExit, match="2"):
-        iris.bench.main(["--what"])
-
-
-@pytest.mark.parametrize("target", ["sm_90", pytest.param("gfx942", marks=pytest.mark.exhaustive)])
-def test_kernels_compile_for_gpus(target):
-    """A rank alone runs the script; what it launches is compiled for a GPU on the way."""
-    with record({target: TARGETS[target]}) as found:
-        run_script("ported_rma", "accesses", "cpu", (torch.bfloat16,))
-    assert {each.target for each in found} == {target}
 
 
 FRESH = {"sm_90": r"ld\.volatile\.global", "gfx942": r"global_load_dword \S+ .* sc0 sc1"}
@@ -205,12 +163,32 @@ def test_hints_that_are_not_true_stop_no_script(language):
         assert torch.equal(y[:99], x[1:100])
 
 
-@pytest.mark.exhaustive
-def test_benchmark_under_torchrun(tmp_path):
-    out = tmp_path / "result.json"
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    options = "--heap_size=4194304 --n_repeat=2 --axis_n=256 --axis_num_ranks=2,4"
-    status, said = run("ported_bench.py", *options.split(), f"--benchmark_out={out}", launcher=launcher)
-    assert status == 0, said
-    assert "num_ranks=4 is left out" in said
-    assert {each["params"]["num_ranks"] for each in json.loads(out.read_text())["results"]} == {2}
+@pytest.mark.parametrize(
+    ("variable", "options", "wanted"), [("1", {}, 1), ("0", {}, 0), ("1", {"triton": {"allocation_barrier": False}}, 0)]
+)
+def test_what_allocates_ends_with_a_barrier(monkeypatch, variable, options, wanted):
+    with (
+        environment(IRIS_DEVICE="cpu", IRIS_TRITON__ALLOCATION_BARRIER=variable),
+        iris.Iris(1 << 20, options=options) as ctx,
+    ):
+        calls = []
+        monkeypatch.setattr(ctx, "barrier", lambda: calls.append("barrier"))
+        x = ctx.zeros(3)
+        ctx.ones(3, out=x)
+        monkeypatch.setattr(ctx.heap.streams, "is_capturing", lambda: True)
+        ctx.as_symmetric(x)
+        assert len(calls) == wanted
+
+
+def test_calls_end_with_a_barrier_unless_they_are_asynchronous(monkeypatch):
+    met = []
+    with environment(IRIS_DEVICE="cpu"), iris.iris(1 << 20) as shmem:
+        monkeypatch.setattr(type(shmem.ccl), "_meet", lambda self, group: met.append(group))
+        x, out = shmem.zeros(4, 4), shmem.zeros(4, 4)
+        for name in ("all_gather", "all_reduce", "all_to_all", "reduce_scatter"):
+            getattr(shmem.ccl, name)(out, x, async_op=True)
+        assert met == []
+        for name in ("all_gather", "all_reduce", "all_to_all", "reduce_scatter"):
+            getattr(shmem.ccl, name)(out, x, group=[0])
+        shmem.ccl.broadcast(x)  # which AMD's Iris has not
+        assert met == [[0]] * 4

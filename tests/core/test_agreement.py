@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tables import table
 
 from iris_core.errors import HeapError, HeapExhaustedError, SymmetryError
-from iris_core.heap.blocks import HISTORY_LENGTH, History, Op
+from iris_core.heap.blocks import HISTORY_LENGTH
 from iris_core.types import Block
 
 from .fakes import Cluster
@@ -36,8 +36,8 @@ def kept(heap, odd):
     (4, lambda heap, odd: (keep(heap, 4 + odd), keep(heap, 9)), 2,
      "allocate(5, float32), 20 bytes aligned to 256, at offset 256",
      "allocate(4, float32), 16 bytes aligned to 256, at offset 256"),
-    (0, lambda heap, odd: heap.free((keep(heap, 4), keep(heap, 5))[odd]), 3,
-     "free of allocate(5, float32) at offset 256", "free of allocate(4, float32) at offset 0"),
+    (0, lambda heap, odd: heap.free((keep(heap, 4), keep(heap, 4))[odd]), 3,
+     "free of allocate(4, float32) at offset 256", "free of allocate(4, float32) at offset 0"),
     (1 << 14, lambda heap, odd: odd and keep(heap, 3), 2,
      "allocate(3, float32), 12 bytes aligned to 256, which finds no free block", "barrier()"),
     (1 << 14, lambda heap, odd: keep(heap, 1 + odd), 2,
@@ -89,28 +89,6 @@ def test_the_heap_can_be_used_after_a_divergence_was_reported_and_drops_are_not_
         keep(c.heaps[1], 4)
         c.barrier()
         assert c.blocks() == [[256], [256]]
-
-
-# -- the digest -------------------------------------------------------------------------------------------------------
-CALLS = [(Op.ALLOCATE, 40, 256, 0), (Op.FREE, 40, 0, 0), (Op.IMPORT, 4096, 4096, 8192)]
-
-
-def digest(calls):
-    history = History()
-    for call in calls:
-        history.record(*call, label=("zeros", (4,), "float32"))
-    return history.digest
-
-
-@settings(deadline=None)
-@given(st.permutations(CALLS), st.integers(0, 2), st.integers(0, 3), st.integers(1, 1 << 40))
-def test_the_digest_sees_order_and_every_field(calls, which, field, change):
-    changed = [list(call) for call in calls]
-    changed[which][field] += change
-    assert digest(changed) != digest(calls)
-    assert (digest(calls) == digest(CALLS)) == (calls == CALLS)
-    assert digest(calls[:2]) != digest(calls)
-    assert digest(CALLS) == -7956674892983295203  # whatever PYTHONHASHSEED is: that of this process is a random one
 
 
 # -- any sequence of calls --------------------------------------------------------------------------------------------

@@ -166,23 +166,15 @@ def test_what_closing_raises_is_logged_behind_another_error(monkeypatch, log):
             late(ctx)
             _ = 1 / 0
 
-    def in_a_finally():
-        ctx = opened()
-        late(ctx)
-        try:
-            _ = 1 / 0
-        finally:
-            ctx.close()
-
     def with_memory_that_cannot_be_given_back():
         with opened() as ctx:
             monkeypatch.setattr(type(ctx.heap._state.allocator), "close", lose)
             _ = 1 / 0
 
-    for fail in (in_a_block, in_a_finally, with_memory_that_cannot_be_given_back):
+    for fail in (in_a_block, with_memory_that_cannot_be_given_back):
         with pytest.raises(ZeroDivisionError):
             fail()
-    assert sum("program 3" in record.getMessage() for record in log.records) == 2
+    assert sum("program 3" in record.getMessage() for record in log.records) == 1
     assert "is lost" in log.text
     with pytest.raises(DeviceError, match="is lost"), opened():
         pass

@@ -17,10 +17,7 @@ from tables import table
 
 import iris_core
 from iris_core import __version__, cli
-from iris_core.cli import demo, main, tune
-from iris_core.cli._output import print_table
-from iris_core.cli.doctor import examine_packages
-from iris_core.diagnosis import Verdict
+from iris_core.cli import demo, main
 from iris_core.dispatch.tables import Entry, read_table, write_table
 from iris_core.registry import reset_default_registry
 from iris_core.tuning.tuner import Tuned
@@ -53,31 +50,6 @@ def test_a_closed_pipe_is_no_traceback():
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert done.stdout == "V"
     assert "Traceback" not in done.stderr
-
-
-# -- tables -----------------------------------------------------------------------------------------------------------
-def test_a_table_in_a_pipe_is_aligned_and_complete(capsys):
-    long = "word " * 60
-    print_table(("A", "LONG", "B"), [("1", long, "[x]"), ("22", "a\nb", "")])
-    first, second, third = capsys.readouterr().out.splitlines()
-    assert first == f" A  LONG{' ' * (len(long) - 5)}  B"
-    assert second == f" 1  {long.strip()}  [x]"
-    assert third == "22  a b"
-
-
-def test_a_table_on_a_terminal_takes_brackets_literally_and_has_colours_unless_they_are_refused(capsys, monkeypatch):
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("TERM", "xterm")
-    for variable, coloured in ((None, 1), ("NO_COLOR", 0)):
-        monkeypatch.delenv("NO_COLOR", raising=False)
-        if variable:
-            monkeypatch.setenv(variable, "1")
-        print_table(("A", "B"), [("[bold]", "options['s'][/x]"), ("broken", ""), ("not broken", "")])
-        out = capsys.readouterr().out
-        assert "[bold]" in out
-        assert "options['s'][/x]" in out
-        assert out.count("\x1b[1;31m") == coloured
 
 
 # -- iris plugins -----------------------------------------------------------------------------------------------------
@@ -167,26 +139,6 @@ def test_config_lists_the_settings_of_others_beside_those_of_a_damaged_plugin(ca
     assert words in err
 
 
-# -- damaged files and installations: one line that names the file, and a status --------------------------------------
-def test_doctor_names_a_damaged_distribution(site, monkeypatch):
-    (site.install("iris-bad") / "METADATA").write_bytes(b"\xff")
-    monkeypatch.syspath_prepend(site.folder)
-    finding = examine_packages()
-    assert finding.verdict is Verdict.BROKEN
-    assert "iris_bad-1.0.dist-info" in finding.text
-    assert "iris-core" in finding.text
-
-
-def test_an_error_of_the_system_is_one_line(capsys, tmp_path, monkeypatch):
-    def fail(args):
-        (tmp_path / "absent" / "file").write_text("")
-
-    monkeypatch.setattr(tune, "run", fail)
-    status, out, err = run(capsys, "tune")
-    assert (status, out, err.count("\n")) == (1, "", 1)
-    assert str(tmp_path / "absent" / "file") in err
-
-
 # -- iris tune --------------------------------------------------------------------------------------------------------
 ENTRY = Entry("all_reduce", "*", (4096,), "fast", 1e-6)
 TUNE = ("tune", "--device", "cpu", "--ranks", "2")
@@ -234,13 +186,6 @@ def test_what_was_measured_replaces_another_table_of_the_cache(capsys, tmp_path,
 
 
 # -- iris bench model: its figures are those of docs/scaling.md, which tests/docs compares ----------------------------
-def test_a_step_hides_all_layers_but_one():
-    machine = Machine(2, 2, Level(0.0, 1e9), Level(0.0, math.inf))
-    gather_s, scatter_s = (machine.seconds("all_gather", size * 1e9 / 10) for size in (2, 4))
-    assert machine.step_seconds(100.0, 1e9, 10) == pytest.approx(100.0 + gather_s + scatter_s)
-    assert machine.step_seconds(0.0, 1e9, 10) == pytest.approx(19 * gather_s + 10 * scatter_s)
-
-
 @table("gpus", [1, 4])  # one GPU alone sends nothing
 def test_the_model_of_several_nodes(capsys, gpus):
     assert main(["bench", "model", "--gpus", str(gpus), "--rail-gbs", "12.5"]) == 0

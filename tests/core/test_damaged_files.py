@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import io
 import json
 import math
 import os
@@ -12,16 +11,14 @@ from types import SimpleNamespace
 
 import pytest
 import table_files
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tables import table
 
 from iris_core import documents
-from iris_core.bench import Report
 from iris_core.cli import main
 from iris_core.dispatch.choice import Chooser, Tables
 from iris_core.dispatch.tables import read_table
-from iris_core.errors import BenchmarkError, SettingsError
 from iris_core.logs import logger
 from iris_core.types import Availability, CollectiveRequest, DeviceTarget, DeviceType, FusedRequest
 
@@ -48,16 +45,9 @@ OPERATIONS = HEAD | {
         ROW | FUSED_ROW | {"m": 16, "algorithm": "fast", "config": {}},
     ]
 }
-RESULT = {
-    "benchmark": "b.copy", "provider": "ours", "params": {"nbytes": 1024, "mode": "x"}, "num_ranks": 2,
-    "timer": "graph", "time_us": 10.0, "local_us": [10.0, None], "rounds_us": [9.0, 11.0], "calls": 3,
-    "verified": True, "nbytes": 1024, "ratio": 0.5, "counters": {"n": 1.0},
-    "targets": [{"metric": "ratio", "bound": 0.9, "at_least": True, "reached": False}],
-}  # fmt: skip
 REPORT = {
     "schema": 1, "name": "b", "machine": {"cpu": "a CPU", "gpus": 8, "versions": {"torch": "2"}, "date": "2026-01-02"},
-    "run": {"num_ranks": 2, "backend": "triton"},
-    "results": [RESULT, RESULT | {"params": {"nbytes": 2048, "mode": "x"}}],
+    "run": {"num_ranks": 2}, "results": [{"benchmark": "b", "provider": "ours", "params": {"n": 1}, "num_ranks": 2}],
 }  # fmt: skip
 
 
@@ -174,27 +164,6 @@ def test_a_table_is_used_as_it_is_or_left_out(of_collectives, of_operations):
     check_table(of_operations, OPERATIONS, [fused_request(size) for size in (1, 3, 4)])
 
 
-@settings(deadline=None, max_examples=50)
-@given(content=damaged(REPORT))
-@example(content=REPORT | {"results": [RESULT | {"counters": {"\x85\n": None}}]})
-def test_results_are_compared_or_refused_in_one_line(content):
-    with tempfile.TemporaryDirectory() as folder:
-        path, good = pathlib.Path(folder, "bad.json"), pathlib.Path(folder, "good.json")
-        path.write_text(json.dumps(content))
-        good.write_text(json.dumps(REPORT))
-        for files in ([path, good], [good, path]):
-            out, err = io.StringIO(), io.StringIO()
-            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-                status = main(["bench", "compare", *map(str, files)])
-            if status == 2:
-                (line,) = err.getvalue().splitlines()
-                assert str(path) in line
-                assert out.getvalue() == ""
-            else:
-                report = Report.read(path)
-                assert [each.time_us for each in report.results] == [each.get("time_us") for each in content["results"]]
-
-
 # -- what is in place of a file ---------------------------------------------------------------------------------------
 def replace(path, make, *args):
     path.unlink()
@@ -204,6 +173,7 @@ def replace(path, make, *args):
 IN_PLACE = {
     "nothing in it": lambda path: path.write_bytes(b""),
     "a part of it": lambda path: path.write_bytes(path.read_bytes()[:-20]),
+    "more than is read": lambda path: os.truncate(path, documents.MAX_NBYTES + 1),
     "no text": lambda path: path.write_bytes(bytes(range(256))),
     "another encoding": lambda path: path.write_bytes(path.read_text().encode("utf-16")),
     "deep nesting": lambda path: path.write_bytes(b"[" * 200_000), "a number": lambda path: path.write_bytes(b"5"),
@@ -238,16 +208,6 @@ def test_whatever_is_in_place_of_a_file_is_left_out(tmp_path, capsys, damage):
     assert line.startswith(f"iris: {bad} ")
 
 
-def test_a_file_that_is_too_large_is_left_out(tmp_path, monkeypatch):
-    path = tmp_path / "t.json"
-    path.write_text(json.dumps(COLLECTIVES))
-    monkeypatch.setattr(documents, "MAX_NBYTES", 10)
-    with pytest.raises(SettingsError, match="bytes"):
-        read_table(path)
-    with pytest.raises(BenchmarkError, match="bytes"):
-        Report.read(path)
-
-
 def test_a_folder_that_one_may_not_read_is_left_out(tmp_path, monkeypatch):
     def refuse(path):  # root may read everything
         raise PermissionError(13, "Permission denied", str(path))
@@ -258,14 +218,3 @@ def test_a_folder_that_one_may_not_read_is_left_out(tmp_path, monkeypatch):
     (warning,) = warned
     assert str(tmp_path) in warning
     assert "IRIS_CACHE_DIR" in warning
-
-
-@table(("document", "config"), [
-    (COLLECTIVES, {"num_warps": 3}), (COLLECTIVES, {"no_such_field": 1}), (OPERATIONS, {"num_sms": 0}),
-])  # fmt: skip
-def test_what_a_config_would_refuse_is_refused_in_tables(tmp_path, document, config):
-    first, *others = document["entries"]
-    path = tmp_path / "t.json"
-    path.write_text(json.dumps(document | {"entries": [first | {"config": config}, *others]}))
-    with pytest.raises(SettingsError, match=next(iter(config))):
-        read_table(path)

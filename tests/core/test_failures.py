@@ -1,22 +1,15 @@
-"""A process without peers, what all ranks refuse together, and the error hierarchy."""
+"""A process without peers, and the error hierarchy."""
 
 import inspect
 import pickle
-from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import pytest
 from tables import table
 
 from iris_core import errors
 from iris_core.errors import IrisError, RankMismatchError, SettingsError, UnsupportedError
-from iris_core.open_context import plan_facts
-from iris_core.types import DeviceTarget, DeviceType
 from iris_core.world import connect
-from iris_core.world.failures import check_agreement
 from iris_core.world.rendezvous import divide, group_by_node
-
-from .fakes import Hub, ThreadWorld
 
 
 @pytest.fixture(autouse=True)
@@ -68,39 +61,6 @@ def test_divisions_into_nodes():
     for text in ("2x", "0x2", "a", "2+0", "2x3"):
         with pytest.raises(SettingsError, match="IRIS_NODES"):
             divide(text, 4)
-
-
-# -- what all ranks must have alike -----------------------------------------------------------------------------------
-CPU = DeviceTarget(DeviceType.CPU)
-H100 = DeviceTarget(DeviceType.CUDA, 0, "sm_90")
-
-
-def on(target):
-    """What a rank on this device was opened with."""
-    names = {"allocator": "host" if target is CPU else "torch", "backend": "triton"}
-    plugins = {kind: SimpleNamespace(name=name, distribution="iris", version="1") for kind, name in names.items()}
-    return plan_facts(SimpleNamespace(target=target, **plugins), 1 << 20)
-
-
-@table(("facts", "lines"), [
-    ((on(H100), on(DeviceTarget(DeviceType.CUDA, 1, "sm_90")), on(H100)), []),  # two ranks may share a device
-    (
-        (on(CPU), on(H100)),
-        [
-            "device type: cpu on rank 0; cuda on rank 1", "device architecture: any on rank 0; sm_90 on rank 1",
-            "allocator: host (iris 1) on rank 0; torch (iris 1) on rank 1",
-        ],
-    ),
-    (({"a": "1"}, {"a": "1"}, {"a": "1", "extra": "5"}), ["extra: absent on ranks 0, 1; 5 on rank 2"]),
-])  # fmt: skip
-def test_what_differs_is_the_same_error_everywhere(facts, lines):
-    hub = Hub(len(facts))
-    with ThreadPoolExecutor(len(facts)) as threads:
-        calls = [threads.submit(check_agreement, ThreadWorld(hub, rank), each) for rank, each in enumerate(facts)]
-        found = [call.exception() for call in calls]
-    assert {type(error) for error in found} == {RankMismatchError if lines else type(None)}
-    (text,) = {str(error) for error in found}
-    assert [line.strip() for line in text.splitlines()[1:]] == lines
 
 
 # -- the error hierarchy ----------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The symmetric heap on threads, and its ranges: what is handed out, committed and given back."""
+"""The symmetric heap on threads: what is handed out, and given back; sets of ranges."""
 
 import gc
 import itertools
@@ -10,14 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tables import table
 
-from iris_core.errors import HeapClosedError, HeapError, HeapExhaustedError, NotOnHeapError, UnsupportedError
-from iris_core.heap.backing import Backing
+from iris_core.errors import HeapClosedError, HeapError, NotOnHeapError, UnsupportedError
 from iris_core.heap.heap import SymmetricHeap
-from iris_core.heap.offsets import RangeSet, SubAllocator
-from iris_core.types import Capability
-from iris_core.world import World
+from iris_core.heap.offsets import RangeSet
 
-from .fakes import Cluster, MemoryAllocator
+from .fakes import Cluster
 
 F32, U8 = torch.float32, torch.uint8
 
@@ -28,13 +25,6 @@ def test_what_cannot_be_allocated(heap):
         with pytest.raises((UnsupportedError, ValueError), match=words):
             heap.allocate(n, F32, alignment=alignment)
     assert heap.live_blocks() == ()
-
-
-def test_observer_sees_every_allocation():
-    seen = []
-    with Cluster(1, on_allocated=lambda offset, nbytes: seen.append((offset, nbytes))) as c:
-        _held = [c.heap.allocate(10, F32), c.heap.allocate(0, F32)]
-    assert seen == [(0, 40), (256, 0)]
 
 
 @table("name", ["commit", "tensor"])
@@ -163,26 +153,6 @@ def test_scopes_left_open_inside_end_with_the_outer_one(heap):
     assert t.numel() == 1
 
 
-def test_a_scope_takes_dropped_blocks_on_all_ranks_whoever_dropped_them():
-    with Cluster(2) as c:
-
-        def body(heap):
-            with heap.scope():
-                held = heap.allocate(10, U8)
-                if heap.rank == 1:
-                    del held
-                heap.barrier_agreement()  # one vote of two
-            heap.barrier_agreement()
-
-        c.each(body)
-        c.each(body)
-        assert c.stats("free") == [c.heap.nbytes] * 2
-        _everything = c.allocate(c.heap.nbytes)
-        text = c.refused(HeapExhaustedError, "", lambda heap: heap.allocate(1, U8))
-        assert "dropped by some ranks" not in text, "the vote went with the block"
-        assert f"Most is held by allocate ({c.heap.nbytes} bytes)" in text
-
-
 def test_a_heap_is_opened_once():
     """And closed for good, which test_api tries."""
     with Cluster(1) as c:
@@ -193,74 +163,6 @@ def test_a_heap_is_opened_once():
         assert c.allocators[0].closed
         with pytest.raises(HeapError, match="opened once"):
             c.heap.open()
-
-
-# -- ranges -----------------------------------------------------------------------------------------------------------
-NBYTES = 1 << 14
-
-# what to do: (size, alignment) allocates, a number frees the live block at that place of the list
-CALLS = st.lists(
-    st.one_of(st.tuples(st.integers(0, 3000), st.sampled_from([1, 64, 256, 512, 4096])), st.integers(0, 50)),
-    max_size=60,
-)
-
-
-def free_blocks(sub):
-    return [(start, end - start) for start, end in sub.free_ranges]
-
-
-@settings(deadline=None)
-@given(CALLS)
-def test_blocks_partition_the_range_and_are_the_smallest_that_fit(calls):
-    """Of equals the first; what does not fit changes nothing."""
-    sub, live = SubAllocator(NBYTES), {}  # offset -> requested size
-    for call in calls:
-        if isinstance(call, int):
-            if live:
-                offset = sorted(live)[call % len(live)]
-                assert sub.free(offset) == sub.rounded(live.pop(offset))
-            continue
-        (size, alignment), fitting = call, []
-        before = dict(sub._live), free_blocks(sub), sub.peak_bytes
-        for start, free in free_blocks(sub):
-            aligned = -(-start // max(alignment, 256)) * max(alignment, 256)
-            if aligned + sub.rounded(size) <= start + free:
-                fitting.append((free, start, aligned))
-        if fitting:
-            assert sub.allocate(size, alignment) == min(fitting)[2]
-            live[min(fitting)[2]] = size
-        else:
-            with pytest.raises(HeapExhaustedError) as caught:
-                sub.allocate(size, alignment)
-            found = caught.value.requested_bytes, caught.value.free_bytes, caught.value.largest_free_bytes
-            assert found == (sub.rounded(size), *sub.free_below(NBYTES))
-            assert before == (sub._live, free_blocks(sub), sub.peak_bytes)
-    assert {offset: max(256, -(-size // 256) * 256) for offset, size in live.items()} == sub._live
-    position, free = 0, free_blocks(sub)
-    for offset, size in sorted([*sub._live.items(), *free]):
-        assert (offset, sub._live.get(offset, size)) == (position, size)
-        position += size
-    assert position == NBYTES
-    assert all(a + size < b for (a, size), (b, _) in itertools.pairwise(free)), "adjacent free blocks"
-    assert sub.allocated_bytes == sum(sub._live.values()) <= sub.peak_bytes <= NBYTES
-    assert sub.free_below(NBYTES) == (NBYTES - sub.allocated_bytes, max((size for _, size in free), default=0))
-
-
-def test_what_is_no_block_no_alignment_and_no_range():
-    sub = SubAllocator(1000)
-    assert sub.nbytes == 768, "a tail smaller than a block is not used"
-    with pytest.raises(HeapExhaustedError):
-        sub.allocate(769)
-    sub.free(sub.allocate(512))
-    for offset in (0, 256, 300, -256):
-        with pytest.raises(HeapError, match=f"offset {offset}"):
-            sub.free(offset)
-    for alignment in (0, -256, 3, 768):
-        with pytest.raises(ValueError, match=f"power of two, not {alignment}"):
-            sub.allocate(16, alignment)
-    assert free_blocks(sub) == [(0, 768)]
-    with pytest.raises(ValueError, match="too small"):
-        SubAllocator(255)
 
 
 # -- sets of ranges, and what is committed ----------------------------------------------------------------------------
@@ -282,28 +184,3 @@ def test_a_range_set_is_a_set(steps, query):
     wanted = set(range(*query))
     assert {i for start, end in ranges.intersection(*query) for i in range(start, end)} == plain & wanted
     assert ranges.covers(*query) == (wanted <= plain)
-
-
-END = 10 * 4096 + 512
-WHOLE, FIRST, LAST = (0, END), (0, 8 * 4096), (10 * 4096, END)
-
-
-@table(("committed", "idle", "between", "given_back"), [
-    ([(100, 3 * 4096 + 100)], (4000, 4000 + 3 * 4096), [], [(4096, 2 * 4096)]),  # whole granules, if committed
-    ([LAST], WHOLE, [], [(10 * 4096, 512)]),  # the last one may be shorter
-    # used and free again before the next look: the second granule; of what is left, nothing is a whole granule
-    ([FIRST], FIRST, [(4096, 4196)], [(0, 4096), (2 * 4096, 6 * 4096)]),
-    ([WHOLE], WHOLE, [(0, 4196), (5000, END)], []),
-])  # fmt: skip
-def test_what_was_idle_at_two_looks_is_given_back(committed, idle, between, given_back):
-    allocator = MemoryAllocator(END, Capability.DECOMMIT)
-    backing = Backing(allocator, World())
-    for start, end in committed:
-        backing.commit(start, end - start)
-    assert not backing.release_idle([idle])
-    for start, end in between:
-        backing.commit(start, end - start)
-    before = backing.committed_bytes
-    assert backing.release_idle([idle]) == bool(given_back)
-    assert [call[1:] for call in allocator.calls if call[0] == "decommit"] == given_back
-    assert before - backing.committed_bytes == sum(4096 * -(-nbytes // 4096) for _, nbytes in given_back)

@@ -1,13 +1,11 @@
 """Memory that grows, is given back, is shared with peers, or is imported."""
 
 import itertools
-import os
 import random
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import pytest
 import torch
 from tables import table
 
@@ -16,13 +14,11 @@ from iris_core.errors import (
     HeapError,
     HeapExhaustedError,
     LayoutError,
-    PeerAccessError,
     SymmetryError,
     UnsupportedError,
 )
-from iris_core.heap import regions
 from iris_core.heap.streams import HostStreams
-from iris_core.types import Capability, Segment
+from iris_core.types import Capability
 
 from .fakes import Cluster, Hub, ThreadWorld
 
@@ -44,17 +40,6 @@ def test_growth_that_fails_on_one_rank_fails_on_all_where_nothing_can_be_given_b
         c.allocators[2].fail.clear()
         assert c.offsets(c.allocate(10)) == [4096] * 3
         c.barrier()
-
-
-def test_memory_that_a_rank_alone_cannot_give_back_is_its_own_error():
-    with Cluster(1, 1 << 16, *IMPORTS) as c:
-        shared = c.heap.as_symmetric(torch.ones(4))
-        c.allocators[0].fail["decommit"] = OSError("not now")
-        with pytest.raises(OSError, match="not now"):
-            c.heap.free(shared)
-        c.allocators[0].fail.clear()
-        assert c.stats("free") == [c.heap.nbytes]
-        assert c.offsets([c.heap.as_symmetric(torch.ones(4))]) == [0]
 
 
 @table(("call", "kind"), [
@@ -82,49 +67,6 @@ def test_a_device_that_fails_on_one_rank_is_told_everywhere(call, kind):
         c.refused(kind, "^rank 1 c.*an illegal memory access$", call)
         failing.clear()
         c.barrier()
-
-
-# -- peers' mappings --------------------------------------------------------------------------------------------------
-def test_refresh_exchanges_only_what_is_new_and_fails_everywhere():
-    with Cluster(2) as c:
-        imports = c.allocators[0].count("import_peer")
-        for generation in (0, 1):
-            c.allocators[1].generation += generation
-            c.each(lambda heap: heap.refresh_peer_access())
-            assert c.allocators[0].count("import_peer") == imports + generation
-        c.allocators[0].fail["export"] = OSError("too many open files")
-        c.allocators[0].generation += 1
-        words = "^rank 0 could not export its heap: too many open files$"
-        c.refused(PeerAccessError, words, lambda heap: heap.refresh_peer_access())
-        c.allocators[0].fail.clear()
-        c.allocators[1].base_ptr += 4096
-        c.allocators[1].generation += 1
-        errors = c.attempt(lambda heap: heap.refresh_peer_access())
-        assert "moved rank 1's heap" in str(errors[0])
-        assert type(errors[1]) is PeerAccessError
-
-
-def test_peers_that_cannot_be_mapped_fail_everywhere_and_leak_no_descriptor():
-    with Cluster(3) as c:
-        c.allocators[0].fail["import_peer"] = OSError("no access")
-        for allocator in c.allocators:
-            allocator.generation += 1
-        received = [os.dup(2) for _ in range(2)]
-
-        def exchange(self, segments):
-            self.all_gather_object(None)
-            rows = [[Segment(0, 1 << 16, payload=a.export()[0].payload)] for a in c.allocators]
-            if self.rank == 0:
-                rows[1:] = [[Segment(0, 1 << 16, fd=fd)] for fd in received]
-            return rows
-
-        for world in c.worlds:
-            world.exchange_segments = exchange.__get__(world)
-        words = "^rank 0 could not map the heap of a peer: no access$"
-        c.refused(PeerAccessError, words, lambda heap: heap.refresh_peer_access())
-        os.close(received[0])  # import_peer was given this one, and the fake does not close it
-        with pytest.raises(OSError, match="Bad file descriptor"):
-            os.fstat(received[1])
 
 
 # -- memory of groups -------------------------------------------------------------------------------------------------
@@ -157,17 +99,6 @@ def meanwhile(do):
     return Meanwhile
 
 
-@table("freed", [True, False])
-def test_memory_is_reclaimed_before_groups_lose_room(freed):
-    with Cluster(3, 1 << 16) as c:
-        for _ in range(40):
-            tensors = c.allocate(6000)
-            if freed:
-                c.free(tensors)
-            tensors.clear()
-        assert take(c, (0, 1), 1 << 15) == [1 << 15, 1 << 15, None]
-
-
 def test_groups_lose_no_more_room_than_allocations_need_and_what_they_have_is_not_free():
     with Cluster(3, 1 << 16) as c:
         first, _second = c.allocate(24 << 10), c.allocate(4 << 10)
@@ -183,25 +114,6 @@ def test_groups_lose_no_more_room_than_allocations_need_and_what_they_have_is_no
         assert "24576 bytes at its end" in str(errors[2])
         labels = [[block.label for block in heap.live_blocks()] for heap in c.heaps]
         assert [row[1:] for row in labels] == [["a test"], ["a test"], []]
-
-
-def test_a_group_takes_memory_while_allocations_get_more(monkeypatch):
-    with Cluster(2, 1 << 16) as c:
-        hub, places = Hub(2), [0, 0]  # what another thread does behind the agreement of all ranks
-        worlds = {heap._state: ThreadWorld(hub, heap.rank) for heap in c.heaps}
-        own = regions.raise_limit
-
-        def raise_limit(state, *args):
-            if not state.groups:
-                world = worlds[state]
-                places[world.rank] = regions.take(state, world, (0, 1), 28 << 10, "a test")
-            return own(state, *args)
-
-        monkeypatch.setattr(regions, "raise_limit", raise_limit)
-        _kept = c.allocate(30 << 10)
-        c.refused(HeapExhaustedError, "", lambda heap: heap.allocate(7 << 10, U8))
-        assert places == [36 << 10] * 2
-        c.allocate(6 << 10)
 
 
 def test_allocations_get_more_while_a_group_takes_memory():

@@ -8,7 +8,6 @@ import torch
 from tables import table
 
 from iris_core.errors import HeapError, HeapExhaustedError, NotOnHeapError
-from iris_core.heap.blocks import BlockTable
 from iris_core.heap.streams import StreamOrder
 from iris_core.types import Capability
 
@@ -91,32 +90,6 @@ def alone():
     """The heap of a world of one, and its device."""
     with Ranks(1) as c:
         yield c.heap, c.devices[0]
-
-
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_a_block_in_use_is_in_sight_while_it_is_freed(monkeypatch, world_size):
-    """Another thread may launch a kernel at any moment, and what the heap does not list then is out of its bounds."""
-    seen = []
-
-    def watch(name):
-        step = getattr(BlockTable, name)
-
-        def watched(table, *arguments):
-            found = step(table, *arguments)
-            heap._live = (-1, ())
-            seen.append((name, [each.offset_bytes for each in heap.live_blocks()]))
-            return found
-
-        monkeypatch.setattr(BlockTable, name, watched)
-
-    with Ranks(world_size) as c:
-        heap, t = c.heaps[0], c.each(whole)[0]
-        c.devices[0].main.launch()
-        watch("_remove")
-        watch("take_pending")
-        heap.free(t)
-    steps = ["_remove", "take_pending"] if world_size == 1 else ["_remove"]
-    assert seen == [(step, [0]) for step in steps]
 
 
 # -- one rank ---------------------------------------------------------------------------------------------------------
@@ -206,33 +179,6 @@ def test_blocks_stay_pending_while_a_stream_of_any_rank_uses_them_and_become_fre
         assert [device.waited for device in c.devices] == [0] * 3, "no host has waited for a device"
 
 
-def test_a_dropped_block_is_spoken_of_when_it_is_no_longer_used():
-    with Ranks(2) as c:
-        tensors = c.allocate(1024)
-        c.devices[0].main.launch()
-        tensors.clear()
-        c.barrier("side")
-        assert [heap.stats().allocated + heap.stats().pending for heap in c.heaps] == [1024] * 2
-        c.devices[0].main.launch()  # later than the drop was seen
-        c.devices[0].main.done = 1
-        c.barrier("side")
-        assert c.stats("free") == [4096] * 2
-
-
-def test_a_barrier_of_the_device_frees_everything_if_all_ranks_wait_for_theirs():
-    with Ranks(2) as c:
-        tensors = c.each(lambda heap: [heap.allocate(256, U8) for _ in range(3)])
-        for device in c.devices:
-            device.side.launch()
-        c.heap.record_stream(tensors[0][0], c.devices[0].side)
-        c.free([row[0] for row in tensors])
-        c.each(lambda heap: heap.barrier_agreement(wait=heap.rank == 1))
-        assert c.stats("pending") == [256] * 2
-        tensors.clear()
-        c.each(lambda heap: (c.devices[heap.rank].synchronize(), heap.barrier_agreement()))
-        assert c.stats("free") == [4096] * 2
-
-
 def test_pressure_waits_for_the_device_and_takes_everything():
     with Ranks(2) as c:
         tensors = c.each(whole)
@@ -300,20 +246,6 @@ def test_nothing_is_allocated_or_freed_while_a_graph_is_captured(world_size):
         assert c.stats("num_blocks") == [1] * world_size
         c.free(tensors)
         c.barrier()
-
-
-def test_a_scope_that_ends_in_a_capture_leaves_its_blocks_to_the_program(alone):
-    heap, device = alone
-    with pytest.raises(HeapError, match="being captured"), heap.scope(), heap.scope():  # noqa: PT012
-        t = heap.allocate(100, U8)
-        device.capturing = True
-    device.capturing = False
-    with heap.scope():
-        u = heap.allocate(100, U8)
-    assert heap.stats().num_blocks == 1
-    with pytest.raises(HeapError, match="freed before"):
-        heap.free(u)
-    heap.free(t)
 
 
 def test_record_stream_takes_streams_and_tensors_of_the_heap(alone, heap):

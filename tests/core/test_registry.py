@@ -6,12 +6,10 @@ from unittest.mock import Mock
 
 import forked
 import pytest
-from dist_info import install_distribution, provider_source
+from dist_info import provider_source
 from tables import table
 
 from iris_core.errors import (
-    HeapExhaustedError,
-    NoUsablePluginError,
     PluginAPIVersionError,
     PluginConflictError,
     PluginError,
@@ -21,8 +19,7 @@ from iris_core.errors import (
 from iris_core.hooks import hookimpl
 from iris_core.registry import MAY_BE_WATCHED, Registry, default_registry, notify
 from iris_core.registry.records import REGISTERED
-from iris_core.registry.select import select
-from iris_core.settings import PluginSettings, load_settings
+from iris_core.settings import PluginSettings
 from iris_core.types import (
     PLUGIN_API,
     Availability,
@@ -37,17 +34,11 @@ from iris_core.types import (
 ALLOCATOR, BACKEND, OBSERVER = PluginKind.ALLOCATOR, PluginKind.BACKEND, PluginKind.OBSERVER
 CPU = DeviceTarget(DeviceType.CPU)
 REQUEST = CreateRequest(target=CPU, rank=0, world_size=1, heap_nbytes=4096, settings=PluginSettings())
-OLD = {"iris.allocators": {"old": "there_is_no_such:plugin"}}
 
 
 def only(registry):
     (record,) = registry.records()
     return record
-
-
-def state_of(registry):
-    registry.load_all()
-    return only(registry).state
 
 
 # -- discover ---------------------------------------------------------------------------------------------------------
@@ -72,19 +63,6 @@ def test_discovery_imports_nothing_and_reads_all_four_groups_and_no_others(site)
     names = {(record.kind, record.name): record.distribution for record in Registry().records()}
     for kind, name, distribution in (("host", ALLOCATOR, "allocators"), ("gluon", BACKEND, "gluon")):
         assert names[name, kind] == f"iris-{distribution}"
-
-
-def test_the_first_distribution_of_a_name_on_the_path_counts(site, tmp_path):
-    """As its modules do: one without plugins, or a damaged one, hides a later one."""
-    site.provider("mine", distribution="iris-mine")
-    site.install("iris-without", "2.0")
-    (site.install("iris-bad", entry_points=OLD) / "METADATA").unlink()
-    for name in ("Iris_Mine", "iris-without", "iris-bad"):
-        install_distribution(tmp_path / "second", name, "0.5", entry_points=OLD)
-    registry = Registry(search_path=[str(site.folder), str(tmp_path / "second")])
-    bad, mine = registry.records()
-    assert (mine.version, registry.load(mine).state) == ("1.0", PluginState.LOADED)
-    assert bad.state is PluginState.BROKEN
 
 
 # -- load: plugins that are not right ---------------------------------------------------------------------------------
@@ -132,6 +110,8 @@ def test_a_plugin_that_is_not_right_is_broken_and_no_other(site, text, complaint
     assert "'bad' (iris-bad 1.0)" in str(caught.value)
     assert "IRIS_BLOCK=bad" in str(caught.value)
     assert cause is ... or isinstance(caught.value.__cause__, cause or type(None))
+    for names in (["bad"], []):  # which heals nothing
+        registry.block(names)
     assert (bad.state, bad.reason) == (PluginState.BROKEN, str(caught.value))
     assert registry.load(registry.resolve(ALLOCATOR, "good")).state is PluginState.LOADED
 
@@ -154,70 +134,10 @@ def test_the_plugin_api_is_checked(site, api, usable):
 
 
 # -- states -----------------------------------------------------------------------------------------------------------
-def test_a_plugin_is_unavailable_if_no_device_type_has_it(site):
-    devices = "devices=frozenset({DeviceType.CPU, DeviceType.CUDA})"
-    site.provider("mine", info=devices, probe="return Availability(target.type is DeviceType.CUDA, 'only there')")
-    registry = site.registry()
-    assert state_of(registry) is PluginState.LOADED
-    assert not registry.probe(only(registry), CPU)
-    site.provider("absent", probe="return Availability.no('no such device')")
-    absent = site.registry().load_all()[0]
-    assert (absent.name, absent.state, absent.reason) == ("absent", PluginState.UNAVAILABLE, "no such device")
-
-
-@table("blocked", ["mine", "mine@iris-mine", "mine@Iris_Mine"])
-def test_blocked(site, blocked):
-    module = site.provider("mine")
-    registry = site.registry(block=[blocked])
-    assert state_of(registry) is PluginState.BLOCKED
-    assert "IRIS_BLOCK" in only(registry).reason
-    with pytest.raises(NoUsablePluginError, match="blocked"):
-        registry.load(only(registry))
-    assert module not in sys.modules
-    registry.block([])
-    assert state_of(registry) is PluginState.LOADED
-    for names, state in ((["mine"], PluginState.BLOCKED), ([], PluginState.LOADED)):
-        registry.block(names)
-        assert only(registry).state is state
-
-
-def test_blocking_does_not_heal_a_broken_plugin(site):
-    site.provider("mine", source="1/0")
-    registry = site.registry()
-    assert state_of(registry) is PluginState.BROKEN
-    registry.block(["mine"])
-    registry.block([])
-    assert only(registry).state is PluginState.BROKEN
-    assert "ZeroDivisionError" in only(registry).reason
-
-
 def test_a_misspelt_block_is_told(site, log):
     site.provider("mine")
     site.registry(block=["mime"])
     assert "'mime', which is not installed; did you mean mine?" in log.text
-
-
-def test_a_conflict_is_resolved_by_a_distributions_name_or_by_blocking_one(site):
-    for distribution in ("iris-one", "iris-two"):
-        site.provider("mine", distribution=distribution)
-    site.provider("mine", "BACKEND", distribution="iris-three")  # of another kind, which is no conflict
-    registry = site.registry()
-    assert registry.names() == ("mine",)
-    with pytest.raises(PluginConflictError) as caught:
-        registry.resolve(ALLOCATOR, "mine")
-    for part in ("iris-one 1.0", "iris-two 1.0", "'mine@iris-one'", "'mine@iris-two'"):
-        assert part in str(caught.value)
-    states = [record.state for record in registry.load_all()]
-    assert states == [PluginState.CONFLICTING, PluginState.CONFLICTING, PluginState.LOADED]
-    assert "iris-two" in registry.resolve(ALLOCATOR, "mine@iris-one").reason
-    chosen = registry.load(registry.resolve(ALLOCATOR, "mine@iris_two"))
-    assert (chosen.distribution, chosen.state) == ("iris-two", PluginState.LOADED)
-    registry = site.registry(block=["mine@iris-one"])
-    assert registry.resolve(ALLOCATOR, "mine").distribution == "iris-two"
-    assert [record.state for record in registry.load_all()] == [PluginState.BLOCKED, *[PluginState.LOADED] * 2]
-    registry.block([])
-    with pytest.raises(PluginConflictError):
-        registry.resolve(ALLOCATOR, "mine")
 
 
 # -- names ------------------------------------------------------------------------------------------------------------
@@ -236,28 +156,6 @@ def test_not_found_lists_what_is_there_and_says_how_to_install(site, kind, name,
 
 
 # -- create, register -------------------------------------------------------------------------------------------------
-def test_create_lets_errors_of_iris_through_and_wraps_others(site):
-    error = "from iris_core.errors import HeapExhaustedError as E\n        "
-    site.provider("mine", create="from unittest.mock import Mock; return Mock(request=request)")
-    site.provider("full", create=f"{error}raise E('full', requested_bytes=1, free_bytes=0, largest_free_bytes=0)")
-    site.provider("failing", create="raise OSError(12, 'no memory')")
-    site.provider("nothing", create="return None")
-    site.provider("object")
-    registry = site.registry()
-    mine = registry.resolve(ALLOCATOR, "mine")
-    assert registry.create(mine, REQUEST).request is REQUEST
-    registry.load_all()
-    assert mine.state is PluginState.CREATED
-    for name, kind, words, cause in (
-        ("full", HeapExhaustedError, "full", type(None)), ("object", PluginError, "which has no .*close", type(None)),
-        ("failing", PluginError, r"'failing'.*could not be created.*no memory", OSError),
-        ("nothing", PluginLoadError, "iris_plugin_create must return one result", type(None)),
-    ):  # fmt: skip
-        with pytest.raises(kind, match=words) as caught:
-            registry.create(registry.resolve(ALLOCATOR, name), REQUEST)
-        assert isinstance(caught.value.__cause__, cause)
-
-
 class Noted:
     @hookimpl
     def iris_plugin_info(self):
@@ -305,17 +203,6 @@ def test_register_and_unregister(site):
 
 
 # -- observers: told what happens, and harmless when they fail ---------------------------------------------------------
-def test_only_implemented_hooks_are_called_with_only_the_wanted_arguments(site):
-    module = site.observer("watch")
-    watching = site.registry()
-    watching.notify("iris_opened", context="ctx")
-    watching.notify("iris_allocated", context="ctx", offset_bytes=256, nbytes=64)
-    watching.notify("iris_closing", context="ctx")
-    assert sys.modules[module].seen == [("opened", "ctx"), ("allocated", 256, 64)]
-    with pytest.raises(KeyError):
-        watching.notify("iris_oepned", context=1)  # a mistake of the caller
-
-
 @table("body", ["raise SystemExit(3)", "raise RuntimeError('in the hook')"])
 def test_one_that_raises_is_reported_once_and_does_not_stop_the_others(site, log, body):
     log.clear()
@@ -328,12 +215,6 @@ def test_one_that_raises_is_reported_once_and_does_not_stop_the_others(site, log
     assert "observer 'bad' (iris-bad 1.0) raised in iris_opened" in warning
     assert "IRIS_BLOCK=bad" in warning
     assert body.split("(")[0].split()[1] in log.text
-
-
-def test_an_interrupt_passes(site):
-    site.observer("watch", opened="raise KeyboardInterrupt")
-    with pytest.raises(KeyboardInterrupt):
-        site.registry().notify("iris_opened", context=1)
 
 
 def test_broken_conflicting_and_blocked_ones_are_left_out(site, log):
@@ -363,22 +244,7 @@ def test_notify_follows_blocking(site):
     assert [context for _, context in sys.modules[module].seen] == [1, 2, 4]
 
 
-def test_a_change_while_observers_are_loaded_is_not_lost(site, monkeypatch):
-    load = Registry._load_observers
-
-    def slow(registry):
-        found = load(registry)
-        registry.block(["watch"])
-        return found
-
-    site.observer("watch")
-    monkeypatch.setattr(Registry, "_load_observers", slow)
-    notify("iris_opened", context=1)
-    assert "iris_collective" in MAY_BE_WATCHED
-
-
 # -- damaged distributions, and plugins whose code raises or says nonsense --------------------------------------------
-GPU = DeviceTarget(DeviceType.CUDA)
 ABSENT = {"iris.allocators": {"bad": "there_is_no_such:plugin"}}
 
 
@@ -439,17 +305,10 @@ def test_entry_points_that_cannot_be_read_are_warned_about_once(site, log, monke
     assert str(info) in warning
 
 
-@table("strange", [None, 5, b"/tmp", "a\0b", pathlib.Path("/tmp"), "\udcff"])
-def test_what_imports_ignore_on_the_path_is_ignored(site, monkeypatch, strange):
-    site.provider("good")
-    monkeypatch.setattr(sys, "path", [strange, *sys.path])
-    assert "good" in Registry().names()
-
-
 # -- plugins whose code raises, or says nonsense ----------------------------------------------------------------------
 BODIES = [
     "raise SystemExit(3)", "import sys; sys.exit('stop')", "raise GeneratorExit", "raise StopIteration",
-    "raise KeyError('inside')", "raise KeyboardInterrupt", "return None", "return 5",
+    "raise KeyError('inside')", "raise KeyboardInterrupt", "return None", "return 5", "return Availability('yes')",
     "raise type('Own', (Exception,), {'__str__': lambda self: 1 / 0})()",  # an error without a text
     "return type('Own', (), {'__repr__': lambda self: 1 / 0})()",  # and a wrong type without one
 ]  # fmt: skip
@@ -489,26 +348,6 @@ def test_whatever_a_hook_raises_or_returns_is_an_error_of_its_plugin_unless_it_i
 
 
 INFO = "devices=frozenset({DeviceType.CPU}), provides=frozenset({Capability.REMOTE_LOAD_STORE})"
-
-
-@table("how", [
-    {"info": f"{INFO}, priority='high'"}, {"probe": "return Availability('yes')"},
-    {"probe": "return Availability(False, 5)"},
-])  # fmt: skip
-def test_automatic_choice_warns_once_and_takes_another(site, log, how):
-    """However many devices there are, and however often contexts are opened."""
-    log.clear()
-    site.provider("bad", **how)
-    site.provider("good")
-    site.provider("works", "BACKEND")
-    registry = site.registry()
-    for _ in range(2):
-        plan = select(registry, load_settings(), targets=[GPU, CPU])
-        assert (plan.allocator.name, plan.backend.name) == ("good", "works")
-    assert registry.resolve(ALLOCATOR, "bad").state is PluginState.BROKEN
-    (warning,) = log.messages
-    assert "iris-bad 1.0" in warning
-    assert "IRIS_BLOCK=bad" in warning
 
 
 # -- all of it at once, in a program -----------------------------------------------------------------------------------

@@ -4,12 +4,9 @@ import itertools
 import math
 import random
 
-import forked
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tables import table
 
 from iris_core.errors import ArgumentError, DeviceError, LayoutError, NotOnHeapError, UnsupportedError
@@ -146,26 +143,6 @@ def test_sizes_may_be_nested_and_steps_may_be_tuples(ctx):
     assert torch.equal(ctx.linspace(0, 1, [2, 3]), torch.linspace(0, 1, 6))
 
 
-BOUNDS, STEPS = st.floats(-50, 50) | st.integers(-50, 50), st.floats(-9, 9).filter(lambda x: abs(x) > 0.05)
-RANGE_DTYPES = [None, *DTYPES[:4], torch.int64, torch.int32, torch.int8]
-
-
-@settings(max_examples=150, deadline=None)
-@given(BOUNDS, BOUNDS, STEPS | st.integers(-9, 9), st.sampled_from(RANGE_DTYPES))
-def test_any_range(start, end, step, dtype):
-    with Cluster(1, 1 << 16) as cluster:
-        ctx = Context(cluster.heaps[0])
-        try:
-            theirs = torch.arange(start, end, step, dtype=dtype)
-        except (RuntimeError, ValueError):
-            with pytest.raises((RuntimeError, ValueError)):
-                ctx.arange(start, end, step, dtype=dtype)
-        else:
-            mine = ctx.arange(start, end, step, dtype=dtype)
-            check_same_form(ctx, mine, theirs)
-            assert torch.equal(mine, theirs)
-
-
 def test_contexts_of_torch_do_not_interfere(ctx):
     with torch.device("meta"):
         made = [
@@ -286,28 +263,3 @@ def test_a_fill_that_fails_frees_the_block_on_every_rank():
         c.refused(RuntimeError, "", lambda heap: contexts[heap.rank].randint(300, (3,), dtype=torch.int8))
         c.barrier()
         assert c.stats("free") == [c.heap.nbytes] * 2
-
-
-# -- what they leave behind -------------------------------------------------------------------------------------------
-def test_labels_say_which_call_made_a_block(ctx):
-    _held = [ctx.zeros(4), ctx.arange(3), ctx.full_like(IMAGES, 2)]
-    labels = ["zeros((4,), float32)", "arange((3,), int64)", "full_like((2, 3, 4, 2), int32)"]
-    assert [b.label for b in ctx.heap.live_blocks()] == labels
-
-
-def test_no_factory_loads_sympy():
-    """Asking torch on the meta device does so for some functions; it would make the first call take a second."""
-    code = """
-import sys
-before = set(sys.modules)
-from tests.core.fakes import Cluster, Context
-import torch
-with Cluster(1, 1 << 16) as c:
-    ctx = Context(c.heaps[0])
-    ctx.zeros(3), ctx.ones(3), ctx.full((3,), 1), ctx.arange(3), ctx.linspace(0, 1, 3), ctx.rand(3), ctx.randn(3)
-    ctx.randint(3, (3,)), ctx.uniform(3), ctx.full_like(torch.ones(2).t(), 3), ctx.heap.allocate_symmetric(3)
-slow = {"sympy", "torch._dynamo"}
-print(before & slow, slow.intersection(sys.modules))
-"""
-    done = forked.fresh(code)
-    assert done.stdout == "set() set()\n", done.stderr

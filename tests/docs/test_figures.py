@@ -1,8 +1,7 @@
-"""Figures of README and docs come from benchmarks/results, and none is typed."""
+"""Figures of README and docs come from benchmarks/results, and none is typed; pictures are what the script draws."""
 
 import re
 
-import pytest
 from tables import table
 
 from .excerpts import ROOT, script
@@ -47,19 +46,6 @@ def test_no_figure_is_typed(page):
     assert typed(text) == [], "a figure comes from benchmarks/results, by docs/figures.py"
 
 
-@table("text", [
-    "a call costs 8.4 us", "5 to 14 microseconds", "370GB/s", "807 TFLOP/s", "12 % longer", "3.2 to 7.3 times as fast",
-    "1.5 x faster", "took 0.4 and 0.65", "1.4 instead of 1.3", "| 1 KiB | 1.6 (3.9) | 1.5 |", "| warps | 56 | 69 |",
-    "that is all it costs (60 ns).",
-])  # fmt: skip
-def test_a_typed_figure_is_found_and_sizes_limits_and_versions_are_none(text):
-    assert typed(f"Some words, {text}, and more.\n")
-    region = f"<!-- figures: x, by docs/figures.py -->\n{text}\n<!-- end of figures -->\n"
-    assert not typed(f"{region}`{text}`\n```\n{text}\n```\n")
-    assert typed(f"{region}{text}\n{region}")
-    assert not typed("64 MiB, up to 1024 programs, Triton 3.6 to 3.9 are tested, at most 0.1 s, 8 x H200")
-
-
 def test_the_figures_are_those_of_the_results():
     seen = set()
     for page in figures.pages():
@@ -73,10 +59,10 @@ def test_the_figures_are_those_of_the_results():
     assert seen == set(figures.REGIONS)
 
 
-def test_a_figure_that_was_not_verified_is_refused(monkeypatch):
-    figure = figures.FIGURES[0]
-    found = figures.find(figure, figure.provider)
-    assert found["verified"]
-    monkeypatch.setattr(figures, "results", lambda file: {"results": [found | {"verified": False}]})
-    with pytest.raises(LookupError, match=r"rma-4xtorch.json has 1 results"):
-        figures.find(figure, figure.provider)
+def test_pictures_are_what_is_drawn_and_each_is_shown():
+    folder, pictures = ROOT / "docs" / "pictures", script("pictures/draw.py").PICTURES
+    assert {path.stem for path in folder.glob("*.svg")} == set(pictures)
+    for name, picture in pictures.items():
+        assert (folder / f"{name}.svg").read_text() == picture().svg(), "python docs/pictures/draw.py writes them"
+    pages = "".join(page.read_text() for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+    assert set(re.findall(r"!\[[^\]]+\]\((?:docs/)?pictures/(\w+)\.svg\)", pages)) == set(pictures)

@@ -18,15 +18,8 @@ MOST_CYCLES = 200_000
 def in_a_row(path, calls, device, again, share=0.0, shared_file=None):
     """Call an example's operation with changing data, each rank at its own pace; returns the largest error.
 
-    No rank's host waits for another one or for its device.
-
-    Args:
-        path: of the example.
-        calls: how many.
-        device: where.
-        again: with the same tensors, into which new data is copied; on GPUs the calls behind the first are a graph's.
-        share: on CPU ranks, how many signals inside the kernels are followed by a delay.
-        shared_file: for `delays.late_after_signals`; may be None if `share` is 0.
+    No rank's host waits for another one or for its device.  `again`: with the same tensors, into which new data is
+    copied; on GPUs the calls behind the first are a graph's.  `share` of the signals are late, on CPU ranks.
     """
     example = jobs_examples.load(path)
     with Iris(heap_size="16MiB", device=device) as ctx:

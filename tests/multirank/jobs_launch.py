@@ -28,16 +28,6 @@ def all_of_it(word):
     return *describe(word), os.environ["IRIS_X_TEST"], lengths
 
 
-def variable(name):
-    return os.environ.get(name)
-
-
-def address():
-    import torch
-
-    return torch.empty(1 << 26, dtype=torch.uint8).data_ptr()
-
-
 def raise_on(number):
     if rank() == number:
         raise ValueError(f"deliberate, on {number}, {'with' if 'torch' in sys.modules else 'without'} torch")

@@ -20,7 +20,6 @@ NUMEL = 4 * BLOCK - 19  # the last program is partly masked
 DTYPES = (torch.int8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32)
 MORE_DTYPES = (torch.bool, torch.uint8, torch.float64, torch.float8_e5m2, torch.float8_e4m3fn)
 """Tried by two ranks only, in one form."""
-ONE_OF_EACH_SIZE = (torch.int8, torch.bfloat16, torch.float32, torch.int64)
 
 LANES, CHANGED = 32, 27  # of atomics: the last lanes are masked
 SEMS = (None, "relaxed", "acquire", "release", "acq_rel")
@@ -51,7 +50,6 @@ def per_access(element_type):
 def rma(
     function: tl.constexpr, Context: tl.constexpr, name: tl.constexpr, x, y, out, bases, context, rank,
     world: tl.constexpr, peer, far, n, masked: tl.constexpr, hint: tl.constexpr, BLOCK: tl.constexpr,
-    load_cache: tl.constexpr = None, store_cache: tl.constexpr = None, volatile: tl.constexpr = False,
 ):  # fmt: skip
     """One operation between this rank, `peer` and (copy) `far`, by function or by method.
 
@@ -67,18 +65,18 @@ def rma(
         other: tl.constexpr = None
     p, q, ranks = x + i, y + i, (rank, peer, bases)
     if name == "load":
-        value = invoke(api, context, world, (p,), ranks, (peer,), (mask, other, load_cache, volatile, hint))
+        value = invoke(api, context, world, (p,), ranks, (peer,), (mask, other, None, False, hint))
         tl.store(out + i, value)
     elif name == "store":  # the last arguments are in another order
         if Context is None:
-            function(q, tl.load(p), rank, peer, bases, mask, hint, store_cache)
+            function(q, tl.load(p), rank, peer, bases, mask, hint)
         else:
-            invoke(api, context, world, (q, tl.load(p)), (), (peer,), (mask, store_cache, hint))
+            invoke(api, context, world, (q, tl.load(p)), (), (peer,), (mask, None, hint))
     elif name == "copy":
         words = (p, q, peer, far)
-        invoke(api, context, world, words, (rank, bases), (), (mask, other, load_cache, store_cache, hint))
+        invoke(api, context, world, words, (rank, bases), (), (mask, other, None, None, hint))
     else:
-        invoke(api, context, world, (p, q), ranks, (peer,), (mask, other, load_cache, store_cache, hint))
+        invoke(api, context, world, (p, q), ranks, (peer,), (mask, other, None, None, hint))
 
 
 @triton.jit(do_not_specialize=["rank", "peer", "n"])
@@ -130,7 +128,7 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(torch.uint8)
 
 
-def run_rma(op: str, cache_modifiers: bool, device: str = "cpu") -> list[str]:
+def run_rma(op: str, device: str = "cpu") -> list[str]:
     """Try an operation in all dtypes, masks, hints and both forms; return what went wrong."""
     problems, launches = [], []
     with Iris("8MiB", device=device) as ctx:
@@ -138,8 +136,8 @@ def run_rma(op: str, cache_modifiers: bool, device: str = "cpu") -> list[str]:
         half = (world + 1) // 2
         # copy: rank r copies from r + half to r + 1, so ours came from rank - 1 + half
         source = (rank + {"load": half, "get": half, "copy": half - 1}.get(op, -half)) % world
-        more = MORE_DTYPES if world == 2 and not cache_modifiers else ()
-        for number, dtype in enumerate((*(ONE_OF_EACH_SIZE if cache_modifiers else DTYPES), *more)):
+        more = MORE_DTYPES if world == 2 else ()
+        for number, dtype in enumerate((*DTYPES, *more)):
             x, y = ctx.empty(4 * BLOCK, dtype=dtype), ctx.empty(4 * BLOCK, dtype=dtype)
             x.copy_(values(rank, dtype))
             out = torch.empty(4 * BLOCK, dtype=dtype, device=ctx.device)
@@ -148,7 +146,7 @@ def run_rma(op: str, cache_modifiers: bool, device: str = "cpu") -> list[str]:
                 forms = forms[(number + len(op)) % len(forms) :][:1]
             for form in forms:
                 args = *api_of(op, form), x, y, out, *where(ctx, form), (rank + half) % world, (rank + 1) % world, NUMEL
-                for variant in variants(op, cache_modifiers, device):
+                for variant in variants(device):
                     launches.append((rma, args, {**variant, "BLOCK": BLOCK}))
         compile_together(ctx, launches)
         for kernel, args, variant in launches:
@@ -169,24 +167,13 @@ def run_rma(op: str, cache_modifiers: bool, device: str = "cpu") -> list[str]:
     return problems
 
 
-def variants(op: str, cache_modifiers: bool, device: str):
-    """Keyword arguments of the kernel: masks and hints, or each cache modifier that the operation takes."""
-    if not cache_modifiers:
-        yield {"masked": False, "hint": (16,)}
-        yield {"masked": True, "hint": None}
-        if device != "cpu":  # the executor only looks whether hints are true
-            yield {"masked": False, "hint": None}
-            yield {"masked": True, "hint": 16}
-        return
-    plain = {"masked": True, "hint": None}
-    if op != "store":
-        yield from ({**plain, "load_cache": modifier} for modifier in (".ca", ".cg", ".cv"))
-    if op != "load":
-        yield from ({**plain, "store_cache": modifier} for modifier in (".wb", ".cg", ".cs", ".wt"))
-    if op == "load":
-        yield {**plain, "volatile": True}
-    elif op != "store":
-        yield {**plain, "load_cache": ".cg", "store_cache": ".wt"}
+def variants(device: str):
+    """Keyword arguments of the kernel: masks and hints."""
+    yield {"masked": False, "hint": (16,)}
+    yield {"masked": True, "hint": None}
+    if device != "cpu":  # the executor only looks whether hints are true
+        yield {"masked": False, "hint": None}
+        yield {"masked": True, "hint": 16}
 
 
 # -- atomics ----------------------------------------------------------------------------------------------------------

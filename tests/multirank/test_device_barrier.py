@@ -13,7 +13,6 @@ from rank_counts import rank_counts
 
 import iris_triton as iris
 from iris_core import Iris
-from iris_core.device.barrier import Place
 
 
 @triton.jit(do_not_specialize=["value", "peer"])
@@ -67,40 +66,16 @@ def bound_in_order() -> list[str]:
     over = []
     with Iris("1MiB", device="cpu") as ctx:
         ctx.device_barrier()
-        barriers = ctx._device_barriers
-        first, dropped, second = (barriers.bind(None, "release") for _ in range(3))
-
-        def launch(name: str, place: Place) -> None:
-            place.launch(None)
-            over.append(name)
-
-        thread = threading.Thread(target=launch, args=("second", second))
+        first, dropped, second = (ctx._device_barriers.bind(None, "release") for _ in range(3))
+        thread = threading.Thread(target=lambda: (second.launch(None), over.append("second")))
         thread.start()
         dropped.drop()
         time.sleep(0.3)
-        launch("first", first)
+        first.launch(None)
+        over.append("first")
         thread.join(60)
         ctx.barrier()
     return over
-
-
-def from_threads(num_calls: int) -> tuple[int, int]:
-    """Two threads call as they come; returns how many barriers were counted, and the slots that there are."""
-    with Iris("1MiB", device="cpu") as ctx:
-        ctx.device_barrier()
-
-        def calls() -> None:
-            for _ in range(num_calls):
-                ctx.device_barrier()
-
-        threads = [threading.Thread(target=calls) for _ in range(2)]
-        for each in threads:
-            each.start()
-        for each in threads:
-            each.join(100)
-        ctx.barrier()
-        words = ctx._device_barriers._groups[tuple(range(ctx.num_ranks))]._words
-        return int(words[0, -1].item()), len(words)
 
 
 # -- tests -------------------------------------------------------------------------------------------------------------
@@ -126,7 +101,3 @@ def test_wrong_calls_are_refused_before_anything_is_launched(pool):
 
 def test_barriers_come_in_the_order_of_the_calls_whoever_launches_them(pool):
     assert pool.run(bound_in_order, 3) == [["first", "second"]] * 3
-
-
-def test_threads_may_call(pool):
-    assert pool.run(from_threads, 3, 10) == [(21, 1)] * 3  # no graphs here, so no more flags than one slot's

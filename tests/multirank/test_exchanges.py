@@ -222,20 +222,6 @@ def open_and_close(times, refused):
     return said, num_descriptors() - before
 
 
-def elsewhere():
-    """Rank 1 seems to be on another host; how the ranks are divided."""
-    real = rendezvous.host_id
-    if int(os.environ["RANK"]) == 1:
-        rendezvous.host_id = lambda: "elsewhere"
-    try:
-        world = connect(None, 30.0)
-    finally:
-        rendezvous.host_id = real
-    seen = world.all_gather_object(world.rank)
-    world.close()
-    return world.nodes, world.node, seen
-
-
 def num_descriptors():
     """How many descriptors are open; without the sockets of gloo, which closes them when it likes."""
     return sum(" socket:" not in each for each in oracle.open_descriptors())
@@ -319,7 +305,3 @@ def test_worlds_that_are_closed_or_that_one_rank_refuses_to_open(any_pool, refus
         assert kind == ("IrisError" if refused else "nothing")
         start = rf"rank {rank}: (rank \d: )?cannot open the world: \[Errno 24\] Too many open files; the limit of open"
         assert re.match(start if refused else "$", text)
-
-
-def test_ranks_on_another_host_are_another_node(pool):
-    assert pool.run(elsewhere, 3) == [(((0, 2), (1,)), node, [0, 1, 2]) for node in (0, 1, 0)]

@@ -51,24 +51,6 @@ def test_ranks_that_cannot_be_are_an_error(monkeypatch, tmp_path, file, num_rank
         iris_core.run(jobs.process_id, num_ranks)
 
 
-def test_the_pool_keeps_its_processes(pool):
-    first = pool.run(jobs.process_id, 2)
-    assert pool.run(jobs.describe, 4, "x")[3] == ("x", 3, 4, "3", "3")
-    assert pool.run(jobs.process_id, 2) == first
-
-
-def test_workers_take_variables_of_their_pool_and_have_addresses_of_their_own(pool, monkeypatch):
-    """Also where one server forks them."""
-    pool.run(jobs.process_id, 1)  # the server runs
-    monkeypatch.setenv("IRIS_X_TEST", "later")
-    with RankPool(environ={"IRIS_Y_TEST": "given"}) as another:
-        monkeypatch.setenv("IRIS_X_TEST", "too late")  # for workers that start only now
-        assert another.run(jobs.variable, 2, "IRIS_X_TEST") == ["later"] * 2
-        assert another.run(jobs.variable, 2, "IRIS_Y_TEST") == ["given"] * 2
-        first, second = another.run(jobs.address, 2)
-        assert first != second
-
-
 def test_the_pool_survives_failures(monkeypatch):
     monkeypatch.setattr("iris_core.testing.pool._GRACE_S", 0.5)
     with RankPool(timeout_s=300) as pool:
@@ -148,26 +130,3 @@ def test_functions_and_kernels_of_a_notebook():
     assert first == "[11.0, 10.0]"
     assert second == "[12.0, 11.0]"
     assert re.match(r"functools.partial\(.*\) or an argument is none that a new process can import", third)
-
-
-PROGRAM = """
-import iris_core
-
-def job(add):
-    with iris_core.Iris("1MiB") as ctx:
-        return ctx.cur_rank + add
-
-if __name__ == "__main__":
-    three = 3
-    print(iris_core.run(job, 2, 5), iris_core.run(lambda add: add() + job(three), 2, lambda: three))
-"""
-
-
-@pytest.mark.parametrize("from_file", [False, True])
-def test_functions_that_new_processes_cannot_import(tmp_path, from_file):
-    """Of a program on the standard input, and lambdas and closures of any."""
-    (tmp_path / "program.py").write_text(PROGRAM)
-    command = [sys.executable, str(tmp_path / "program.py") if from_file else "-"]
-    how = {"capture_output": True, "text": True, "timeout": 240, "env": {**os.environ, "IRIS_DEVICE": "cpu"}}
-    done = subprocess.run(command, input=PROGRAM, check=False, **how)
-    assert done.stdout == "[5, 6] [6, 7]\n", done.stderr

@@ -155,13 +155,6 @@ def greet(opening, said=b""):
     return connection
 
 
-def test_a_process_of_no_rank_is_hung_up_on_at_once(opening):
-    with greet(opening) as connection:
-        assert opening._peers[1].link is None
-        with pytest.raises(ConnectionResetError):
-            connection.recv(1)
-
-
 @pytest.mark.parametrize("token", ["the right one", "another one"])
 def test_a_rank_shows_the_token_of_the_others_card(opening, token):
     peer, theirs = opening._peers[1], bytes(range(32))

@@ -1,10 +1,9 @@
-"""signal, wait and put_signal between ranks, in each language, with what the kit has not: every order, many rounds.
+"""Waits between ranks, with what the kit has not: many rounds with random delays, and deadlocks.
 
-The kit compares, adds, meets, and gives up, on ranks of tests/kit, tests/gluon and tests/gpu.
+The kit signals, compares, adds, meets, and gives up, on ranks of tests/kit, tests/gluon and tests/gpu.
 """
 
 import contextlib
-import itertools
 import os
 import random
 import time
@@ -15,49 +14,15 @@ import torch
 import triton
 import triton.language as tl
 from delays import late_after_signals
-from jobs_common import compile_together, environment, in_language
+from jobs_common import in_language
 from rank_counts import languages, rank_counts
 
-import iris_triton as iris
 from iris_core import Iris
-from iris_core.errors import PeerLostError
 from iris_triton import DeviceContext
 from iris_triton.interpreter import DeadlockError, configured
 from iris_triton.language.blocks import lanes  # so that Gluon can compile the kernels, too: tests/gluon
 
 BLOCK = 128
-ORDERS = (("release", "acquire"), ("relaxed", "acquire"), ("release", "relaxed"), ("relaxed", "relaxed"))
-"""sem of the signal and of the wait."""
-
-
-@triton.jit(do_not_specialize=["rank", "peer", "n"])
-def handshake(
-    x, y, flags, meeting, out, bases, context, rank, peer, world: tl.constexpr, n, form: tl.constexpr,
-    method: tl.constexpr, op: tl.constexpr, sem: tl.constexpr, wait_sem: tl.constexpr, scope: tl.constexpr,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Copy a block to `peer`, signal, await the own flag, meet; `out` is what the wait and then the memory said."""
-    i = lanes(BLOCK)
-    ctx = DeviceContext.from_tensor(context, world)
-    if form == "signal":
-        iris.put(x + i, y + i, rank, peer, bases, i < n)
-        if method:
-            ctx.signal(flags, 3, peer, op, sem, scope)
-        else:
-            iris.signal(flags, 3, rank, peer, bases, op, sem, scope)
-    else:
-        if method:
-            ctx.put_signal(x + i, y + i, flags, 3, peer, op, i < n, sem=sem, scope=scope)
-        else:
-            iris.put_signal(x + i, y + i, flags, 3, rank, peer, bases, op, i < n, sem=sem, scope=scope)
-    if method:
-        seen = ctx.wait(flags, 3, "ge", wait_sem, scope)
-        ctx.barrier(meeting)
-    else:
-        seen = iris.wait(flags, 3, "ge", wait_sem, scope)
-        iris.barrier(meeting, rank, world, bases)
-    tl.store(out, seen)
-    tl.store(out + 1 + i, tl.load(y + i))
 
 
 @triton.jit
@@ -83,57 +48,6 @@ def serve(
             ctx.signal(granted, turn, sender)
 
 
-@triton.jit
-def wait_for_nothing(flag, context, rank: tl.constexpr, world: tl.constexpr):
-    """A signal that nobody sends."""
-    ctx = DeviceContext.initialize(context, rank, world)
-    ctx.wait(flag, 42)
-
-
-def backend_name(device: str = "cpu") -> str:
-    with Iris("1MiB", device=device) as ctx:
-        return ctx.backend.info.name
-
-
-def run_handshake(device: str = "cpu") -> list[str]:
-    """Try signal and put_signal with every sem and scope, and with op "add", by function and by method.
-
-    Returns what went wrong.
-    """
-    problems = []
-    with Iris("4MiB", device=device) as ctx:
-        rank, world, n = ctx.cur_rank, ctx.num_ranks, BLOCK - 5
-        x, y = ctx.arange(BLOCK, dtype=torch.int64) + 1000 * rank, ctx.empty(BLOCK, dtype=torch.int64)
-        flags = {dtype: ctx.empty(1, dtype=dtype) for dtype in (torch.int64, torch.uint32)}
-        meeting, out = ctx.zeros(world + 1, dtype=torch.int64), ctx.empty(BLOCK + 1, dtype=torch.int64)
-        launches = []
-        for form, method, op, (sem, wait_sem), scope in itertools.product(
-            ("signal", "put_signal"), (False, True), ("set", "add"), ORDERS, ("sys", "gpu")
-        ):
-            if op == "add" and (sem, scope) != ("release", "sys"):
-                continue
-            peer = (rank + 1) % world if scope == "sys" else rank  # "gpu" is for flags of the own device
-            args = (
-                x, y, flags[torch.int64 if method else torch.uint32], meeting, out, ctx.get_heap_bases(),
-                ctx.get_device_context(), rank, peer, world, n, form, method, op,
-            )  # fmt: skip
-            launches.append((handshake, args, {"sem": sem, "wait_sem": wait_sem, "scope": scope, "BLOCK": BLOCK}))
-        compile_together(ctx, launches)
-        for kernel, args, kwargs in launches:
-            flag, op = args[2], args[-1]
-            flag.copy_(torch.full((1,), 2 if op == "add" else 0).to(flag.dtype))
-            y.fill_(-1)
-            ctx.barrier()
-            kernel[(1,)](*args, **kwargs)
-            ctx.barrier()
-            sender = (rank - 1) % world if kwargs["scope"] == "sys" else rank
-            value = 5 if op == "add" else 3
-            wanted = [value, *range(1000 * sender, 1000 * sender + n), *[-1] * (BLOCK - n)]
-            if out.tolist() != wanted or int(flag.item()) != value:
-                problems.append(f"rank {rank}: {args[-3:]} {kwargs}: {out.tolist()[:3]}..., flag {flag.item()}")
-    return problems
-
-
 def run_serve(rounds: int, shared_file: str, device: str = "cpu") -> list[int]:
     """Return what rank 0 took, an element of each block; blocks of different elements are an error."""
     with Iris("4MiB", device=device) as ctx:
@@ -148,25 +62,6 @@ def run_serve(rounds: int, shared_file: str, device: str = "cpu") -> list[int]:
             ctx.barrier()
         assert (out == out[:, :1]).all()
         return out[:, 0].tolist()
-
-
-def wait_for_a_dead_peer(device: str = "cpu") -> str:
-    """Rank 1 dies while rank 0 waits for its signal inside a kernel."""
-    with environment(IRIS_DEVICE_TIMEOUT="100" if device == "cpu" else "2"):  # a GPU's kernel does not notice
-        ctx = Iris("4MiB", device=device)
-    flag = ctx.zeros(1, dtype=torch.int64)
-    ctx.barrier()
-    if ctx.cur_rank == 1:
-        time.sleep(0.5)
-        os._exit(5)
-    try:
-        wait_for_nothing[(1,)](flag, ctx.get_device_context(), ctx.cur_rank, ctx.num_ranks)
-        ctx.barrier()  # on a GPU the launch returns at once
-    except PeerLostError as e:
-        raise RuntimeError(f"as it should be: {e}") from None
-    finally:
-        ctx.close()
-    return "nothing was noticed"
 
 
 # -- waits for good, and for a slow rank -------------------------------------------------------------------------------
@@ -212,12 +107,6 @@ def tokens(seed, turns, bad):
 
 
 # -- tests -------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(*languages(rank_counts(2, seldom=[1, 4]), gluon=rank_counts(2, seldom=[1])))
-def test_every_op_sem_and_scope_of_signals_and_waits(pool, language, num_ranks, device):
-    assert pool.run(in_language, 1, language, backend_name) == [language]
-    assert pool.run(in_language, num_ranks, language, run_handshake, device) == [[]] * num_ranks
-
-
 @pytest.mark.parametrize(*languages(rank_counts(3, seldom=[2, 4])))
 def test_whoever_comes_is_served(pool, language, num_ranks, device, tmp_path):
     """With ranks that are late at random: what was signalled is there behind wait_any, load_acquire and test."""
@@ -227,12 +116,6 @@ def test_whoever_comes_is_served(pool, language, num_ranks, device, tmp_path):
     for sender in range(1, num_ranks):  # once a round, and its rounds in order
         assert [value for value in served if value % 1000 == sender] == [1000 * (r + 1) + sender for r in range(rounds)]
     assert len(served) == rounds * (num_ranks - 1)
-
-
-@pytest.mark.parametrize("num_ranks", [2])
-def test_a_kernel_that_waits_for_a_dead_rank_raises(pool, num_ranks, device):
-    with pytest.raises(PeerLostError, match=r"(?s)rank 1 ended with.*as it should be: rank 0: rank 1 ended"):
-        pool.run(wait_for_a_dead_peer, num_ranks, device)
 
 
 @pytest.mark.parametrize("num_ranks", [3, *(pytest.param(n, marks=pytest.mark.exhaustive) for n in (2, 4))])

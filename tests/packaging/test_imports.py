@@ -1,4 +1,4 @@
-"""Imports stay light, the core imports no plugin, and methods of the contract say what they do."""
+"""Imports stay light, and what is imported is required."""
 
 import ast
 import subprocess
@@ -7,9 +7,7 @@ import sys
 from packaging.requirements import Requirement
 from tables import table
 
-from iris_core import hooks
-
-from .workspace import FOLDERS, ROOT, parsed, project, shown, sources
+from .workspace import FOLDERS, project, sources
 
 
 def entry_point_modules():
@@ -48,14 +46,14 @@ def test_light_modules_and_listing_and_choosing_plugins_import_nothing_heavy():
 
 def test_modules_with_aggregates_do_not_postpone_annotations():
     """Triton reads the classes of an aggregate's attributes from its annotations."""
-    aggregates = {shown(path): path.read_text() for path in sources() if "aggregate\nclass " in path.read_text()}
+    aggregates = {path: path.read_text() for path in sources() if "aggregate\nclass " in path.read_text()}
     assert len(aggregates) > 5
     assert [path for path, text in aggregates.items() if "from __future__" in text] == []
 
 
 def imported(*paths):
     """Top-level names of modules that files import at run time, whenever that is."""
-    waiting, found = [parsed(path) for path in paths], set()
+    waiting, found = [ast.parse(path.read_text()) for path in paths], set()
     while waiting:
         node = waiting.pop()
         if isinstance(node, ast.Import):
@@ -65,14 +63,6 @@ def imported(*paths):
         for_types = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
         waiting += node.orelse if for_types else ast.iter_child_nodes(node)
     return found
-
-
-def test_only_the_registry_and_the_markers_touch_pluggy():
-    inside = "iris_core/src/iris_core/registry/"
-    found = {shown(path): imported(path) for path in sources()}
-    users = {path for path, names in found.items() if "pluggy" in names and not path.startswith(inside)}
-    assert users == {"iris_core/src/iris_core/hooks.py"}
-    assert {path for path, names in found.items() if "importlib_metadata" in names} == {f"{inside}discovery.py"}
 
 
 # Brought by torch's GPU wheels, or by ROCm's: never required (test_who_requires_whom_and_nobody_triton).
@@ -92,19 +82,3 @@ def test_what_is_imported_is_required(folder):
     offered = {Requirement(text).name for text in extras}
     assert needed - required - offered == set()
     assert required - needed == PLUGINS.get(folder, set()), "required and not imported"
-
-
-# -- docstrings of modules, functions and classes are the linter's business -------------------------------------------
-@table("name", ["api", "hooks", "protocols"])
-def test_methods_of_the_contract_have_docstrings(name):
-    tree = parsed(ROOT / "iris_core" / "src" / "iris_core" / f"{name}.py")
-    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name[0] != "_"]
-    methods = [each for node in classes for each in node.body if isinstance(each, ast.FunctionDef)]
-    assert [each.name for each in methods if each.name[0] != "_" and not ast.get_docstring(each)] == []
-
-
-def test_every_hook_is_specified_and_listed():
-    specified = {**vars(hooks.ProviderHooks), **vars(hooks.ObserverHooks)}
-    listed = {*hooks.PROVIDER_HOOKS, *hooks.OPTIONAL_PROVIDER_HOOKS, *hooks.OBSERVER_HOOKS}
-    assert {name for name in specified if hasattr(specified[name], f"{hooks.PROJECT_NAME}_spec")} == listed
-    assert listed == {name for name in specified if not name.startswith("_")}

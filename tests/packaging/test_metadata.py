@@ -7,13 +7,11 @@ these tests fail until `pip install -e` has run again.
 import importlib.metadata
 import re
 
-import jobs_examples
-import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 from tables import table
 
-from .workspace import FOLDERS, ROOT, project, pyproject
+from .workspace import FOLDERS, ROOT, project
 
 VERSION = project("iris_core")["version"]
 
@@ -68,36 +66,3 @@ def test_the_extra_for_cpus_is_the_pair_of_the_demo_and_of_torch_s_own_metadata(
     head, _, row = re.search(r"torch and triton, by .*? -->\n(.*?)<!-- end", readme, re.DOTALL)[1].splitlines()
     required = dict(zip(re.findall(r"torch ([\d.]+)", head), re.findall("`(.*?)`", row), strict=True))
     assert required[f"{torch.major}.{torch.minor}"] == f"=={triton}"
-
-
-def test_the_installed_torch_requires_what_the_readme_says():
-    script = jobs_examples.load(ROOT / "docs" / "triton_versions.py")
-    found = script.required(importlib.metadata.requires("torch"))
-    torch = Version(importlib.metadata.version("torch"))
-    if not found:
-        pytest.skip("this torch is for CPUs: it requires no Triton")
-    assert f"| torch {torch.major}.{torch.minor} |" in (ROOT / "README.md").read_text()
-    assert script.table({"2.0": found}) == f"| | torch 2.0 |\n|---|---|\n| requires triton | `{found}` |\n"
-
-
-@table("folder", FOLDERS)
-def test_common_metadata_and_files(folder):
-    about, source = project(folder), ROOT / folder / "src" / folder
-    assert about["requires-python"] == ">=3.11"
-    assert (about["license"], about["license-files"]) == ("MIT", ["LICENSE"])
-    assert (ROOT / folder / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
-    assert {"Typing :: Typed", "Programming Language :: Python :: 3.11"} <= set(about["classifiers"])
-    assert about["keywords"]
-    assert (source / "py.typed").is_file()
-    assert pyproject(folder)["tool"]["setuptools"]["package-data"]["*"] == ["py.typed"]
-    # setuptools' package search leaves out folders without __init__.py
-    assert not {path.parent for path in source.rglob("*.py") if not (path.parent / "__init__.py").is_file()}
-    # the long description is read without the repository: what it is, how to begin, and links to no file
-    text = (ROOT / folder / about["readme"]).read_text()
-    assert text.startswith(f"# {folder.replace('_', '-')}\n")
-    assert "```python" in text
-    assert "MIT licence" in text
-    assert "](" not in re.sub(r"```.*?```", "", text, flags=re.DOTALL)
-    root = pyproject(".")  # which is no project and knows all members
-    assert "project" not in root
-    assert root["tool"]["uv"]["workspace"]["members"] == list(FOLDERS)

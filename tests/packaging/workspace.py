@@ -1,7 +1,5 @@
 """Where the four distributions are, and what their pyproject files say."""
 
-import ast
-import functools
 import tomllib
 from pathlib import Path
 
@@ -20,13 +18,3 @@ def project(folder):
 def sources(*folders):
     """All Python files of the distributions (default: all four), sorted."""
     return sorted(path for folder in folders or FOLDERS for path in (ROOT / folder / "src").rglob("*.py"))
-
-
-@functools.cache
-def parsed(path):
-    """The syntax tree of a file, which all share."""
-    return ast.parse(path.read_text())
-
-
-def shown(path):
-    return str(path.relative_to(ROOT))

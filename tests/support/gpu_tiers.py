@@ -5,12 +5,8 @@
     pytest --gpu-tiers="1 2"                  these tiers, and it is a failure if one does not run
     pytest --ranks-per-gpu=4 --gpu-tiers=8    tier 8 on two GPUs, four ranks on each
 
-With `--ranks-per-gpu` the ranks of a GPU take turns on it: each waits in its kernels until the driver gives the others
-their slice of time.  That shows whether kernels are right with that many ranks, and nothing about speed or links.
-
-With pytest-xdist tests run side by side (`-n 12 --dist worksteal -m "not alone"`).  The marker `alone` is for those
-that others would disturb, such as measurements of free memory; they run afterwards (`-m alone`), and `--gpu-report-add`
-puts their results into the report of the others.  `lacks` says of a report whether it is whole, and of its commit.
+Tests marked `alone` run after the others (`-m alone`), and `--gpu-report-add` puts their results into the report of
+the others.  `lacks` says of a report whether it is whole, and of its commit.  CONTRIBUTING.md says the rest.
 
 A tier is a number of GPUs: 1, 2, 4 or 8.  The marker `gpu` puts a test into the first tier.  `multigpu(n)` puts it into
 the smallest one that has n GPUs; without n, the test's parameter `num_ranks` counts, or 2.  The tests of

@@ -1,6 +1,5 @@
 """Events as columns, clocks of several ranks on one axis, and files."""
 
-import itertools
 import json
 
 import numpy as np
@@ -70,23 +69,3 @@ def test_a_file(tmp_path):
     (tmp_path / "other.json").write_text('{"x": [\n\n],\n}')
     with pytest.raises(ValueError, match="is not a trace of iris"):
         lines_of(tmp_path / "other.json")
-
-
-def test_programs_of_many_events_share_no_line_at_the_same_time():
-    length = 5000
-    rng = np.random.default_rng(1)
-    columns = {each.name: rng.integers(0, 100, length) for each in COLUMNS}
-    columns["timestamp"] = ZERO + np.cumsum(rng.integers(0, 2000, length))
-    columns["pid"] = rng.integers(0, 40, length) + np.arange(length) // 500 * 40  # programs that follow each other
-    columns["cu_id"], columns["xcc_id"] = columns["pid"] % 13, np.zeros(length, dtype=np.int64)
-    found = Events(columns, 0)
-    lines = event_lines(found, CLOCK, 0.0, EVENT_NAMES, 0)
-    assert sum('"ph": "X"' in line for line in lines) == length
-    begin, pid = found.columns["timestamp"], found.columns["pid"]
-    (line_of, names), end = found.lanes(), begin + found.columns["duration_cycles"]
-    spans = {}
-    for line in names:
-        programs = [(line_of == line) & (pid == each) for each in np.unique(pid[line_of == line])]
-        spans[line] = sorted((begin[each].min(), end[each].max()) for each in programs)
-    assert all(end <= after for each in spans.values() for (_, end), (after, _) in itertools.pairwise(each))
-    assert max(map(len, spans.values())) > 1

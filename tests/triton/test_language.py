@@ -251,7 +251,7 @@ def meet(flags, contexts, words, rounds, world_size: tl.constexpr):
 
 
 def test_programs_have_barriers_of_their_own_whose_counters_wrap_around(make_world):
-    """tests/multirank/test_sync.py looks at what is stored before barriers, and at groups."""
+    """The kit looks at what is stored before barriers, and at groups."""
     world, first = make_world(2), 2**31 - 3
     flags, contexts = world.tensors(*(torch.full((5, 3), first, dtype=I32) for _ in range(2))), world.contexts()
     for launch in (1, 2):  # nothing is reset between launches
