@@ -15,7 +15,7 @@ from triton.experimental.gluon import language as gl
 
 from iris_core import Iris
 from iris_gluon import IrisDeviceCtx, gemm
-from iris_triton.testing.compile_only import TARGETS, assembly, compile_for
+from iris_triton.testing.compile_only import assembly, compile_for
 
 ROOT = pathlib.Path(__file__).parents[2]
 TINY = gemm.GemmConfig(block_m=64, block_n=64, parts=2, stages=3, num_warps=4, group=2)
@@ -149,33 +149,6 @@ def test_a_matrix_of_one_tile(example):
     assert assembly(compile_for(example.portable, arguments, {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 16}))
 
 
-def test_float16():
-    assert ".f32.f16.f16" in assembly(compiled_gemm(SMALL, torch.float16))
-
-
-@pytest.mark.parametrize(("config", "world"), [
-    pytest.param(LARGE, 1, marks=pytest.mark.exhaustive), (LARGE, 2),
-    pytest.param(LARGE, 8, marks=pytest.mark.exhaustive), pytest.param(SMALL, 2, marks=pytest.mark.exhaustive),
-    (SMALL, 8),
-], ids=["large 1", "large 2", "large 8", "small 2", "small 8"])  # fmt: skip
-def test_all_scatter_for_hopper(config, world, example):
-    matrix = torch.empty(512, 512, dtype=BF16)
-    operands = example.operands(config, matrix, matrix)
-    arguments = [IrisDeviceCtx, torch.int64, *operands, BF16, 8192, 1024, 8192, 8192]
-    ptx = assembly(compile_for(example.on_hopper, arguments, {"WORLD": world, **config.options}))
-    stores = re.findall(r"cp\.async\.bulk\.tensor\.2d\.global\.shared::cta", ptx)
-    # a box of the copy unit has at most 128 bytes in a row, so it takes several for a part
-    assert len(stores) % (world * config.parts) == 0
-    assert len(re.findall(r"tensormap\.cp_fenceproxy", ptx)) == world
-    assert spilled_bytes(ptx) == 0
-
-
-@table("target", [pytest.param(each, marks=[pytest.mark.exhaustive] if each != "gfx950" else []) for each in TARGETS])
-def test_portable_all_scatter(target, example):
-    arguments = [IrisDeviceCtx, torch.int64, BF16, BF16, BF16, 1000, 520, 777, 800, 1, 1, 800, 1040, 1]
-    assert assembly(compile_for(example.portable, arguments, {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32}, target))
-
-
 # -- configurations ---------------------------------------------------------------------------------------------------
 @table("change, text", [
     ({"parts": 3}, "parts must be 1 or 2"),
@@ -294,18 +267,3 @@ def test_product_of_operands_by_columns(hopper, config):
             c = torch.empty(m, n, dtype=BF16, device="cuda")
             benchmark().multiply(a, b, c, config)
             assert wrong_elements(c, a, b) == 0
-
-
-@pytest.mark.gpu
-def test_what_the_core_refuses_on_hopper(hopper, example):
-    a = torch.zeros(128, 128, dtype=BF16, device="cuda")
-    assert example.unsupported(a, a, a) == ""
-    assert "types must be equal" in example.unsupported(a, a.half(), a)
-    assert "types must be equal" in example.unsupported(a.float(), a.float(), a.float())
-    assert example.unsupported(a.t(), a.t(), a) == ""
-    assert "and C has no" in example.unsupported(a, a, a.t())
-    assert "and B has no" in example.unsupported(a, torch.zeros(128, 256, dtype=BF16, device="cuda")[:, ::2], a)
-    odd = torch.zeros(128, 129, dtype=BF16, device="cuda")
-    assert "and A has no" in example.unsupported(odd, a, a)
-    shifted = torch.zeros(128 * 128 + 1, dtype=BF16, device="cuda")[1:].view(128, 128)
-    assert "and C has no" in example.unsupported(a, a, shifted)
