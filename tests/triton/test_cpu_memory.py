@@ -101,6 +101,15 @@ def test_a_block_and_what_is_around_it(heap, rank, offset, first, access, lanes,
     assert heap.tensor(0, 256, 14)[10:].tolist() == [0, 1, 2, 3]
 
 
+def test_freed_blocks_and_the_table(heap):
+    first = current_regions()
+    assert current_regions() is first
+    heap.free(1024)
+    assert current_regions() is not first
+    with pytest.raises(OutOfBoundsError, match="past the end of block 'x'"):
+        TOUCH["load"][(1,)](heap.tensor(0, 1024, 16), 0, N=16)
+
+
 def test_tensor_arguments_are_accessible_to_the_end_of_their_storage():
     storage = torch.zeros(64)
     TOUCH["store"][(1,)](storage[:8], 56, N=8)

@@ -171,7 +171,6 @@ def make(type_, shape, seed):
 
 
 def outcome(function, *operands):
-    """Type and values, or the kind of error."""
     try:
         with np.errstate(all="ignore"):
             result = function(*operands)
