@@ -1,7 +1,4 @@
-"""Where algorithms of packets are offered, when they are chosen, and how they are launched.
-
-Launches are those with which prototypes were fastest on 8 x H200.
-"""
+"""Where algorithms of packets are offered, when they are chosen, and how they are launched."""
 
 import dataclasses
 import json

@@ -79,7 +79,7 @@ def test_a_rank_outside_the_world_is_named():
                 load_from[(1,)](x, out, ctx.get_device_context(), peer, 1)
 
 
-# -- names, the context, intrinsics -----------------------------------------------------------------------------------
+# -- names and the context ---------------------------------------------------------------------------------------------
 @table("module", [iris, interpreter, iris_gluon])
 def test_every_exported_name_can_be_had(module):
     for name in module.__all__:
