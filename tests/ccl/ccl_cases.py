@@ -59,7 +59,6 @@ class Case:
 
 
 def reductions(dtype):
-    """Reductions that are defined for a dtype."""
     common = ("sum", "product", "min", "max")
     if dtype in FLOATS:
         return (*common, "avg")
@@ -112,7 +111,6 @@ def reducing_pairs():
 
 
 def moving_cases(known=CHOSEN):
-    """Every kind that moves with every dtype."""
     for kind, dtype in itertools.product(known, (*FLOATS, *INTEGERS, *MOVED)):
         if kind[0] not in REDUCING:
             yield of(kind, dtype, shape=(5, 3))
@@ -216,7 +214,6 @@ def row_splits(case, size):
 
 
 def input_shape(case, rank, size):
-    """Shape of a rank's input."""
     if case.splits:
         return (sum(row_splits(case, size)[rank]), *case.shape[1:])
     if case.layout == "columns":
@@ -225,7 +222,6 @@ def input_shape(case, rank, size):
 
 
 def output_shape(case, rank, size):
-    """Shape of a rank's output."""
     if case.splits:
         return (sum(row[rank] for row in row_splits(case, size)), *case.shape[1:])
     if case.layout == "columns":
@@ -239,7 +235,6 @@ def whole(case, size):
 
 
 def expected(case, rank, inputs):
-    """What a rank gets, given the inputs of all."""
     size = len(inputs)
     if case.op in REDUCING:
         total = reduced(case, inputs)

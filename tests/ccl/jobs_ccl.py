@@ -100,7 +100,6 @@ class Tensors:
 
     @property
     def operands(self):
-        """What a call reads."""
         return (self.inp,)
 
     def fill(self, turn):
@@ -161,7 +160,6 @@ def verify(case, tensors, inputs, what=""):
 
 
 def bits(tensor):
-    """Contiguous bytes of a tensor."""
     return tensor.clone(memory_format=torch.contiguous_format).flatten().view(torch.uint8)
 
 

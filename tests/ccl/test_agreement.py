@@ -366,7 +366,6 @@ def kinds_without_end(device):
 
 # -- members that are ahead -------------------------------------------------------------------------------------------
 def wait_for(file):
-    """Wait until a rank has made a file; returns whether it did."""
     deadline = time.monotonic() + 60
     while not file.exists() and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -505,12 +504,3 @@ def test_another_thread_may_add_launches_meanwhile(monkeypatch):
 def test_kernels_and_hosts_agree_on_words_and_types():
     assert [row_words(size) for size in (1, 2, 8)] == [control_words(size) for size in (1, 2, 8)]
     assert set(MOVABLE) <= set(ELEMENT_TYPES)
-
-
-def test_the_first_choice_counts_however_tensors_lie():
-    known, shared = members.Members(SimpleNamespace()), {"operation": "all_reduce"}
-    first, other = (
-        SimpleNamespace(members=(0, 1), options={"aligned": each, "in_stride": (1,)}) for each in (True, False)
-    )
-    known.remember(first, shared, None, "measured")
-    assert [known.earlier(each, shared, None)[1] for each in (first, other)] == ["measured"] * 2

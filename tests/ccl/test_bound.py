@@ -85,18 +85,6 @@ def found_in_c(device, group):
         return calls(device, group, turns=6), sum(hits)
 
 
-@on_heap("8MiB")
-def messages(ctx):
-    """Rank 0 sends rank 1 what changes."""
-    x, rank = ctx.zeros(100), ctx.cur_rank
-    pass_on = ctx.ccl.bind("recv", x, 0) if rank else ctx.ccl.bind("send", x, 1)
-    for turn in range(20):
-        if rank == 0:
-            x.fill_(turn)
-        pass_on()
-        assert x.unique().tolist() == [turn]
-
-
 def refused():
     """What is refused when a call is bound, and when it is called after the end."""
     with Iris("1MiB", device="cpu") as ctx:
@@ -149,11 +137,6 @@ def test_calls_that_the_cache_in_c_finds_are_right(pool, num_ranks):
         pytest.skip("there is no C compiler here, or torch is older than 2.11")
     kinds = len(OPS) + len(PRODUCTS) + 1  # each is called twice, but for what binds it
     assert pool.run(found_in_c, num_ranks, "cpu", None) == [([], kinds)] * num_ranks
-
-
-@pytest.mark.parametrize("num_ranks", [2])
-def test_messages(pool, num_ranks, device):
-    assert pool.run(messages, num_ranks, device) == [None] * 2
 
 
 def test_what_is_refused(pool):

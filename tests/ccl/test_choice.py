@@ -1,6 +1,5 @@
 """Measured tables, which algorithm is chosen, and what is said of it; what a config may be; reductions by name."""
 
-import json
 import pickle
 from dataclasses import replace
 from pathlib import Path
@@ -12,15 +11,14 @@ from table_files import table_file
 from tables import table
 
 from iris_core.ccl import Config, ReduceOp
-from iris_core.dispatch.choice import Choice, Chooser, Tables, file_name, place_of, size_of
+from iris_core.dispatch.choice import Chooser, Tables, place_of, size_of
 from iris_core.dispatch.requests import reduce_op
-from iris_core.dispatch.tables import Entry, read_table, write_table
+from iris_core.dispatch.tables import Entry, read_table
 from iris_core.errors import ArgumentError, SettingsError, UnsupportedError
 from iris_core.ops import FusedConfig
 from iris_core.providers.torch_distributed import IN_NODES
 from iris_core.types import Availability, CollectiveRequest, DeviceTarget, DeviceType
 from iris_triton.collectives import TABLES, collectives
-from iris_triton.gemm import TABLES as OPERATION_TABLES
 
 CPU = DeviceTarget(DeviceType.CPU)
 REQUEST = CollectiveRequest(
@@ -42,17 +40,8 @@ def names(found):
     return [entry.algorithm for entry in found.entries]
 
 
-def test_a_file_named_for_another_device_is_not_read(tmp_path, caplog):
-    for name in ("another-gpu-4.json", "cpu-x.json", "mine.json"):
-        (tmp_path / name).write_text("{")
-    assert tables(tmp_path).nearest(OF_MIB).entries == ()
-    assert len(caplog.messages) == 2
-    assert "another-gpu" not in caplog.text
-
-
 # -- the nearest point ------------------------------------------------------------------------------------------------
 def one_point(folder, algorithm, **row):
-    """A file with one point, of one algorithm with a config."""
     head = {name: row.pop(name) for name in ("device", "group_size") if name in row}
     row = {"nbytes": MIB, "algorithm": algorithm, "config": {"comm_sms": 4}} | row
     return table_file(folder, row, **head)
@@ -98,16 +87,6 @@ def test_the_order_of_what_is_near(tmp_path):
         assert found.is_near == (name in ("the same", "in size", "as fast a type", "any type"))
     assert names(tables(tmp_path).nearest(replace(OF_MIB, dtype="float32"))) == ["other 0"]
     assert names(tables(tmp_path).nearest(replace(OF_MIB, dtype="int8"))) == ["any type"]
-
-
-def test_the_nearest_number_of_ranks(tmp_path):
-    """Without its configs: they may not fit that number of ranks."""
-    for size in (2, 4, 16):
-        one_point(tmp_path, str(size), group_size=size)
-    known = tables(tmp_path)
-    for size, name in ((2, "2"), (3, "4"), (4, "4"), (7, "4"), (12, "16"), (64, "16")):
-        found = known.nearest(replace(OF_MIB, group_size=size))
-        assert (names(found), found.is_near, bool(found.entries[0].config)) == ([name], *[str(size) == name] * 2)
 
 
 @table(
@@ -203,23 +182,6 @@ def test_what_cannot_be_kept_serves_this_process(tmp_path, caplog, there):
 
 
 # -- files ------------------------------------------------------------------------------------------------------------
-def test_what_is_written_can_be_read(tmp_path, monkeypatch):
-    rows = [
-        Entry("all_gather_matmul", "tf32", (8, 16, 32), "push", 3e-6, gather_dim=1),
-        Entry("all_reduce", "*", (4096,), "slow", 1.5e-6, place="input"),
-        Entry("all_reduce", "*", (4096,), "slow", 2e-6),
-        Entry("all_reduce", "*", (4096,), "fast", 1.23456e-6, config={"comm_sms": 4}),
-    ]
-    path = tmp_path / "deep" / "table.json"
-    monkeypatch.setattr("iris_core.dispatch.tables.versions", lambda: {"triton": "3.6.0"})
-    write_table(path, "cpu", 4, [replace(rows[1], algorithm="measured again"), rows[0]], rows[1:])
-    found = read_table(path)
-    assert (found.device, found.group_size, found.measured, found.versions) == ("cpu", 4, True, {"triton": "3.6.0"})
-    wanted = [replace(each, source=str(path), group_size=4) for each in rows]
-    wanted[3] = replace(wanted[3], seconds=1.235e-6)
-    assert list(found.entries) == [wanted[0], wanted[3], wanted[2], wanted[1]]
-    assert [each.name for each in path.parent.iterdir()] == ["table.json"]
-    assert file_name("NVIDIA H200 (80 GB)", 8) == "nvidia-h200-80-gb-8.json"
 
 
 ONE_SIZE = "a line has `nbytes`, or `m`, `n` and `k`"
@@ -287,16 +249,6 @@ def test_the_cheapest_that_can_or_the_named_one():
         without.choose(replace(REQUEST, op="broadcast"), None)
 
 
-def test_the_time_of_another_point_is_not_shown_as_the_time(tmp_path):
-    path, where = table_file(tmp_path, {"place": "ordinary"}), "1024 bytes, ordinary tensors, 4 ranks"
-    found = chooser(Algorithm("slow", 2.0), Algorithm("fast", 1.0), folders=[tmp_path]).explain(REQUEST, None)
-    assert (found.algorithm, found.why) == ("slow", f"measured as the fastest at {where} in {path}")
-    slow, fast = found.candidates
-    assert (slow.seconds, slow.measured, slow.is_near, slow.entry.seconds) == (2.0, False, False, 1e-6)
-    assert str(slow) == f"slow (triton): 2000000.0 us, model; measured at {where}: 1.0 us"
-    assert fast.entry is None
-
-
 def test_a_table_that_was_not_measured_is_called_a_model(tmp_path):
     path = table_file(tmp_path, measured=False, note="of prototypes")
     choice = chooser(Algorithm("slow", 2.0, measured_only=True), Algorithm("fast", 1.0), folders=[tmp_path])
@@ -308,24 +260,6 @@ def test_a_table_that_was_not_measured_is_called_a_model(tmp_path):
     assert other.why.startswith("the fastest by the model at 1024 bytes, heap tensors, 4 ranks in")
     assert "model; model at 1024 bytes, heap tensors, 4 ranks: 1.0 us" in str(other.candidates[0])
     assert "measured" not in str(found) + str(other)
-
-
-def test_a_deterministic_context_takes_what_promises_its_bits(tmp_path):
-    table_file(tmp_path)
-    known = [
-        Algorithm("slow", 2.0), Algorithm("sworn", 1.0, deterministic=True), Algorithm("said", 0.1, deterministic="yes")
-    ]  # fmt: skip
-    choice = Chooser(known, Tables(tmp_path, [], "cpu"), (), deterministic=True)
-    assert choice.choose(REQUEST, None).name == "sworn"  # though another one was measured
-    assert choice.contenders(REQUEST, None, few=False) == [("sworn", {})]
-    with pytest.raises(UnsupportedError, match="'slow' cannot serve this call: it does not promise its bits"):
-        choice.choose(REQUEST, Config(algorithm="slow"))
-    with pytest.raises(UnsupportedError, match=r"(?s)slow: it does not .*\n  sworn: full\n  said: it does not"):
-        choice.choose(REQUEST, None, {"sworn": "full"})
-    assert "slow (triton): no, it does not promise its bits" in str(choice.explain(REQUEST, None))
-    assert choice.choose(REQUEST, Config(algorithm="sworn")).name == "sworn"
-    assert "measured" not in str(choice.explain(REQUEST, None))
-    assert choice.choose(replace(REQUEST, group_size=1), None).name == "slow"  # nothing is added up
 
 
 def raising(error):
@@ -390,20 +324,6 @@ def test_what_was_measured_comes_first(tmp_path):
         late.choose(REQUEST, None)
 
 
-def test_what_was_settled_before_is_chosen_where_it_can_serve(tmp_path):
-    table_file(tmp_path)
-    choice = chooser(Algorithm("slow", 2.0), Algorithm("fast", 1.0), Algorithm("bad", 0.1, "no"), folders=[tmp_path])
-    fast = Choice("fast", {"comm_sms": 4}, "measured here")
-    assert choice.choose(REQUEST, None, {}, fast) is fast
-    assert choice.of(fast, REQUEST)[1].options == {"config": {"comm_sms": 4}}
-    for name in ("bad", "gone"):
-        assert choice.choose(REQUEST, None, {}, fast._replace(name=name)).name == "slow"
-    assert choice.choose(REQUEST, None, {"fast": "no room"}, fast).name == "slow"
-    with pytest.raises(UnsupportedError, match=r"(?s)slow: no room\n  fast: full"):
-        choice.choose(REQUEST, None, {"slow": "no room", "fast": "full"})
-    assert choice.choose(REQUEST, Config(algorithm="slow"), {}, fast).name == "slow"
-
-
 def test_the_config_that_was_measured_is_used(tmp_path):
     def fussy(request):
         config = request.options.get("config", {})
@@ -438,27 +358,6 @@ def test_a_few_are_worth_measuring_or_all():
     assert everything == ["1.9 s", "1.2 s", "1.0 s", "1.6 s", "2.5 s", "1.1 s", "1.3 s", "1.4 s", "always"]
     in_gluon = contenders(*algorithms, Algorithm("other", 50.0, plugin="gluon"), config=Config(use_gluon=True))
     assert in_gluon == [("other", {})]
-
-
-def test_what_was_good_at_the_nearest_point_is_worth_measuring(tmp_path):
-    """With its config, where that is close enough."""
-    rows = [
-        {"algorithm": name, "seconds": us * 1e-6, "nbytes": 2048, "config": {"comm_sms": us}}
-        for name, us in (("best", 10), ("good", 19), ("poor", 21), ("bad", 5))
-    ]
-    table_file(tmp_path, *rows)
-    algorithms = [Algorithm(name, 100.0 + n) for n, name in enumerate(("poor", "good", "best", "always"))]
-    algorithms += [Algorithm("bad", 1.0, "no"), Algorithm("cheap", 1.0)]
-    algorithms[3].always_measured = True
-    found = contenders(*algorithms, folder=tmp_path)
-    assert found == [("best", {"comm_sms": 10}), ("cheap", {}), ("good", {"comm_sms": 19}), ("always", {})]
-    far = contenders(*algorithms, folder=tmp_path, request=replace(REQUEST, nbytes=8192))
-    assert far == [(name, {}) for name, _ in found]
-    good = [f"good {n}" for n in range(7)]  # of tensors that the one with the smallest estimate cannot serve
-    table_file(tmp_path / "elsewhere", *({"algorithm": name, "nbytes": 2048} for name in good))
-    algorithms = [Algorithm(name, 100.0) for name in good] + [Algorithm("here", 60.0)]
-    found = contenders(*algorithms, folder=tmp_path / "elsewhere")
-    assert [name for name, _ in found] == ["good 0", "here", *good[1:5]]
 
 
 NUMBERS = ("block_size_m", "block_size_n", "swizzle_size", "comm_sms", "num_xcds", "chunk_size", "num_stages",
@@ -508,15 +407,6 @@ def test_reductions():
 
 
 SHIPPED = sorted(TABLES.glob("*.json"))
-
-
-@pytest.mark.parametrize("folder", [TABLES, OPERATION_TABLES])
-def test_which_shipped_tables_are_measured(folder):
-    """Those that `iris tune` wrote, which names its own version: not that of 8."""
-    measured = {path.stem[-1]: read_table(path).measured for path in folder.glob("*.json")}
-    assert measured == {"2": True, "4": True, "8": False}
-    for path in folder.glob("*.json"):
-        assert ("iris-core" in json.loads(path.read_text())["versions"]) == read_table(path).measured
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)

@@ -25,7 +25,6 @@ import iris_triton as iris
 from iris_core import Iris
 from iris_core.ccl import Config
 from iris_core.device import status
-from iris_core.device.context_words import Status
 from iris_core.device.status import StatusPage
 from iris_core.errors import DeviceError, UnsupportedError
 from iris_core.types import DeviceTarget, DeviceType
@@ -37,13 +36,14 @@ PACKETS = [
 ]
 """All encodings in one form, and all forms in one at least."""
 
+IN_GLUON = "all_reduce", "gluon_two_shot"  # of contexts that tests/gluon opens
+
 SOON = "4"
 """A bound for waits that are going to fail, in seconds: all kernels are compiled before, but for the first ones."""
 
 
 @triton.jit
 def wait_for_nothing(flag, context, world_size: tl.constexpr):
-    """Wait for a word that no rank changes."""
     iris.DeviceContext.from_tensor(context, world_size).wait(flag, 1)
 
 
@@ -70,7 +70,7 @@ def calls_of(ctx, x, y):
     """What a program may do next, by name."""
     a, b = torch.ones(16, 16, device=ctx.device), torch.ones(16, 16, device=ctx.device)
     out, part = ctx.zeros(16, 16), y[: len(y) // ctx.num_ranks]
-    packets = [(op, algorithm, part if op == "reduce_scatter" else y) for op, algorithm in PACKETS]
+    packets = [(op, name, part if op == "reduce_scatter" else y) for op, name in (*PACKETS, IN_GLUON)]
     return {
         **{
             f"{op} {name}": functools.partial(getattr(ctx.ccl, op), to, x, config=Config(algorithm=name))
@@ -229,7 +229,6 @@ def recorded(warned):
 
 
 def threads():
-    """Names of the watchdogs of this process."""
     return [each.name for each in threading.enumerate() if each.name == "iris-watchdog"]
 
 
@@ -393,11 +392,3 @@ def test_registered_pages(driver):
     driver.code = 801
     with pytest.raises(DeviceError, match="register failed with code 801"):
         StatusPage(World()).register(gpu)
-
-
-def test_a_report_that_is_being_written_is_not_read():
-    with Iris("1MiB", device="cpu") as ctx:
-        page = ctx._reports._page
-        page.words[page.first(0) + Status.CODE] = 1  # claimed
-        assert not any(page.read(0, Status.CODE))
-        ctx.barrier()

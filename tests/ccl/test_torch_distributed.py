@@ -27,7 +27,6 @@ REDUCTIONS = ("sum", "product", "min", "max")
 
 
 def name_on(device):
-    """The name of the algorithms on a device."""
     return "gloo" if device == "cpu" else "nccl"
 
 
@@ -120,7 +119,6 @@ def meshes(ctx):
 
 
 def gloo_sum(dying=None):
-    """Return a sum that gloo makes; or end the process of a rank."""
     if dying == dist.get_rank():
         os._exit(7)
     with Iris("4MiB", device="cpu") as ctx:

@@ -47,7 +47,6 @@ def _no_room(*_):
 
 
 def _broken(op, name, launch):
-    """Give an algorithm another launch."""
     from iris_triton import collectives as package
     from iris_triton import gemm
 
@@ -170,12 +169,6 @@ def test_after_the_limit_nothing_is_begun(pool):
 def test_options_that_cannot_be(options, wrong, message):
     with pytest.raises(ArgumentError, match=message):
         options(**wrong)
-
-
-def test_sizes():
-    for bounds, sizes in (((1024, 8192), [8192, 4096, 2048, 1024]), ((1024, 4095), [2048, 1024]), ((1, 1), [32])):
-        wanted = TuneOptions(ops=("reduce",), min_nbytes=bounds[0], max_nbytes=bounds[1])
-        assert [each.sample.nbytes for each in wanted.points(0, 2)] == sizes
 
 
 def test_layers():

@@ -75,37 +75,6 @@ def test_the_addresses_of_all_heaps_are_those_of_a_group_of_all_ranks():
         assert call.describe(here, members).multicast == (has_them and len(members) == 3)
 
 
-MOVES = ("all_gather", "all_to_all")
-
-
-@pytest.fixture
-def chosen(tmp_path):
-    """Which algorithm a model chooses, where nothing was measured or probed."""
-    chooser = Chooser(collectives(), Tables(tmp_path, [], "a device"), ())
-
-    def choose(op, target, size, nbytes, place="heap"):
-        asked = request(Case(op, place=place), size, nbytes=nbytes, target=DeviceTarget(target))
-        return chooser.choose(asked, None).name
-
-    return choose
-
-
-@table("size", [2, 8])
-@table("nbytes", [1 << 10, 1 << 30])
-@table("target", [DeviceType.CPU, DeviceType.HIP])
-def test_what_the_models_choose_among_portable_algorithms(chosen, target, size, nbytes):
-    here = target, size, nbytes
-    assert chosen("all_reduce", *here) in ("one_shot", "two_shot")
-    assert chosen("reduce_scatter", *here) == "pull"
-    on_cpu = target is DeviceType.CPU
-    for op in MOVES:
-        assert chosen(op, *here) == ("pull" if on_cpu else "persistent")
-        # off the heap, pulling stages what a member gives, and pushing what it gets: of all_to_all that is as much
-        assert chosen(op, *here, "ordinary") == ("pull" if on_cpu or op == "all_gather" else "persistent")
-        # wherever the input lies, nothing has to be staged
-        assert chosen(op, *here, "output only") == ("push" if on_cpu else "persistent")
-
-
 @table("size", [2, 3, 8])
 @table("nbytes", [1 << 10, 1 << 16, 1 << 20, 1 << 24])
 @table(("op", "name"), [key for key in registered() if key[1] != "copy_engine"])  # its driver is not here

@@ -30,7 +30,6 @@ _KIND = tl.constexpr(int(MismatchCode.KIND))
 # -- packets ----------------------------------------------------------------------------------------------------------
 @triton.jit
 def _word(address, k: tl.constexpr):
-    """A pointer to a word of a packet."""
     return (address + 4 * k).to(tl.pointer_type(tl.int32))
 
 

@@ -1,8 +1,6 @@
 """Kernels of packets compile for sm_90, with the accesses that they are made for."""
 
-import importlib.util
 import itertools
-import pathlib
 import re
 
 import pytest
@@ -94,7 +92,6 @@ def test_two_shot(encoding, dtype, reduction):
 
 @table(("hops", "encoding"), [(1, "ll"), (1, "ll128"), (2, "ll128"), (2, "sentinel")])
 def test_the_next_kernel_starts_when_nothing_waits_for_peers_any_more(hops, encoding):
-    """See tests/compile/test_assembly.py."""
     text = assembly(compiled_exchange(4, hops, ENC=encoding, EVEN=True, EARLY=True, launch_pdl=True))
     begin, end = text.index("griddepcontrol.wait"), text.index("griddepcontrol.launch_dependents")
     assert begin < text.index("ld.global")
@@ -190,14 +187,3 @@ def test_registers_of_eight_members(kernel, hops, encoding, warps, most):
     text = assembly(compiled)
     assert not re.search(r"\b(div|rem)\.[su]64", text)
     assert kernel is split or not re.search(r"\b(div|rem)\.", text)
-
-
-def test_the_program_that_looks_for_torn_lines():
-    path = pathlib.Path(__file__).parents[2] / "benchmarks" / "whole_lines.py"
-    spec = importlib.util.spec_from_file_location("whole_lines", path)
-    program = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(program)
-    given = {"box": 0, "me": 0, "first": 1, "rounds": 10, "torn": WORDS, "fresh": WORDS, "N": 8, "BLOCK": 256}
-    text = assembly(compile_for(program.hammer, [peers(8)], given))
-    assert PUSH in text
-    assert POLL in text

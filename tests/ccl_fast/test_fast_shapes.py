@@ -1,11 +1,7 @@
-"""Where algorithms of packets are offered, when they are chosen, and how they are launched.
-
-Launches are those with which prototypes were fastest on 8 x H200.
-"""
+"""Where algorithms of packets are offered, when they are chosen, and how they are launched."""
 
 import dataclasses
 import json
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -25,7 +21,6 @@ from iris_triton.collectives import TABLES, collectives, fast_collectives
 from iris_triton.collectives.packets import base as fast_algorithms
 from iris_triton.collectives.packets import fabric
 from iris_triton.collectives.packets.exchange import shape_for
-from iris_triton.collectives.packets.mailbox import mailbox_for, packets_for
 from iris_triton.collectives.packets.packet import spot
 from iris_triton.collectives.parts.sizes import layout_of
 
@@ -47,20 +42,6 @@ def launch(op, name, request):
     return shape.programs, shape.options["num_warps"], shape.step
 
 
-@table(("op", "name", "launches"), [  # by size: programs, warps, whether a program takes several steps
-    ("all_reduce", "ll128_one_shot", {KB: (2, 2, False), 64 * KB: (69, 2, False)}),
-    ("all_reduce", "ll128_two_shot", {128 * KB: (18, 2, False), 256 * KB: (35, 2, False)}),
-    ("all_reduce", "sentinel_two_shot", {512 * KB: (128, 1, True), 4 * MB: (128, 8, True), 8 * MB: (512, 4, True)}),
-    ("all_gather", "ll128_mailbox", {16 * KB: (3, 2, False), MB: (69, 4, True), 8 * MB: (547, 4, True)}),
-    ("reduce_scatter", "sentinel_mailbox", {4 * KB: (1, 2, False), MB: (64, 4, True), 16 * MB: (1024, 4, True)}),
-])  # fmt: skip
-def test_measured_launches(op, name, launches):
-    assert {nbytes: launch(op, name, request_of(op, nbytes)) for nbytes in launches} == launches
-    for config, expected in (({"num_warps": 1}, (None, 1)), ({"comm_sms": 3}, (3, None))):  # what is given counts
-        made = launch(op, name, request_of(op, 64 * KB, **config))
-        assert all(each in (None, one) for each, one in zip(expected, made, strict=False))
-
-
 @table("size", [2, 3, 4, 8])
 @table("nbytes", [KB, 64 * KB, MB, 16 * MB, 64 * MB])
 @table(("op", "name"), [key for key in ALGORITHMS if not key[1].endswith("split")])
@@ -72,15 +53,6 @@ def test_every_packet_has_a_thread_while_programs_are_left(op, name, size, nbyte
     assert 1 <= programs <= 1024
     assert programs * warps * 32 >= min(packets, 1024 * 8 * 32)
     assert (programs - 1) * warps * 32 < packets
-
-
-def test_split_of_eight():
-    split = ALGORITHMS["all_reduce", "sentinel_split"]
-    for nbytes, pairs, several, iterations in ((8 * MB, 64, 4, 1), (16 * MB, 132, 1, 4), (128 * MB, 132, 4, 1)):
-        request = request_of("all_reduce", nbytes)
-        warps, sub, *how = split._stretch(request)
-        assert (warps, sub, how) == (8, 256, [several, iterations])
-        assert split._pairs(request, split._packets(request), sub * several, 160) == pairs
 
 
 def test_alignment_makes_another_kind_of_call():
@@ -132,6 +104,8 @@ def test_places_of_packets_in_large_messages(encoding, first):
 
 
 # -- where they are offered, and when they are chosen -----------------------------------------------------------------
+
+
 @pytest.mark.parametrize("path", sorted(TABLES.glob("nvidia-h200-*.json")), ids=lambda path: path.stem)
 def test_models_come_near_what_was_measured(path, tmp_path, monkeypatch):
     """What they would choose without the table takes at most 1.6 times as long as the best, as far as it is there."""
@@ -171,20 +145,3 @@ def test_facts_are_read(tmp_path, monkeypatch, text, holds):
     fabric.has_whole_lines.cache_clear()
     assert fabric.has_whole_lines("NVIDIA X-200") is holds
     fabric.has_whole_lines.cache_clear()
-
-
-def test_messages_of_powers_of_two_go_in_one_launch():
-    """Two halves of what comes from eight members fit into a region of twice the message."""
-    sizes = []
-
-    class Team:
-        def workspace(self, name, nbytes, minimum, fill):
-            sizes.append(nbytes)
-            return SimpleNamespace(nbytes=256 << 20, offset_bytes=0)
-
-        def region(self, name, nbytes):
-            return SimpleNamespace(tensor=torch.zeros(nbytes, dtype=torch.uint8))
-
-    mailbox = mailbox_for(Team(), "sentinel", packets_for(16 << 20, "sentinel"), 8, 256)
-    assert sizes == [256 << 20]
-    assert mailbox.pieces == 1

@@ -16,7 +16,6 @@ FOLDER = pathlib.Path(__file__).parent
 
 
 def _program(command):
-    """Run a program as python does."""
     sys.argv[:] = command[1:]
     runpy.run_path(sys.argv[0], run_name="__main__")
 

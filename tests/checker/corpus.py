@@ -124,7 +124,6 @@ def launch(ctx, kernel, *tensors, programs=1):
 
 
 def heap(*shape, dtype=torch.float32):
-    """Makes a tensor of zeros on the heap."""
     return lambda ctx: ctx.zeros(shape, dtype=dtype)
 
 

@@ -268,7 +268,6 @@ WAYS = {"nested": "deep", "passed": "call"}
 
 
 def ranks_of(title):
-    """The number of PEs that a case needs."""
     text = " ".join(CASES[title])
     return 1 + max(1, *(int(number) for number in re.findall(r"(?:^|\s|@)(\d)(?=[.:;\s]|$)", text)))
 
@@ -328,7 +327,6 @@ def text_of(title):
 
 
 def run(ctx, title):
-    """Run a case."""
     made = kernel(text_of(title)[0], *PARAMETERS, load_of=load_of, store_to=store_to, deep=deep, call=call, same=same)
     tensors = [ctx.zeros(16, dtype=torch.int64 if name == "box" else torch.int32) for name in PARAMETERS]
     ctx.barrier()

@@ -9,11 +9,6 @@ from ops_cases import Case as Product
 
 from iris_core import Iris
 from iris_core.errors import SettingsError
-from iris_core.world import group
-from iris_triton.checker.exploration.seeded import Policy
-from iris_triton.interpreter import entries, launch
-from iris_triton.interpreter.frontend import builder
-from iris_triton.interpreter.memory import accesses
 
 SEEDS = list(range(12))
 
@@ -26,7 +21,6 @@ SHOWN = (
 
 
 def results(pool, name, bug, seeds):
-    """The results of all ranks, for each seed."""
     ranks = jobs_exploration.CASES[name].ranks
     told = pool.run(jobs_exploration.run_case, ranks, name, bug, seeds)
     return [[result for result, _ in each] for each in zip(*told, strict=True)]
@@ -71,36 +65,6 @@ def test_a_wait_that_nobody_ends_is_found_at_once(pool):
 def test_a_rank_that_waits_for_something_else_loses_its_turn(pool, tmp_path):
     assert pool.run(jobs_exploration.waits_outside, 2, tmp_path / "done") == [True, True]
     assert pool.run(jobs_exploration.waits_by_torch, 2, timeout_s=60.0) == [[[8.0] * 4] * 2] * 2
-
-
-@pytest.mark.parametrize("checks", ["schedules", "bounds", "races,schedules"])
-def test_functions_of_the_executor_are_replaced_while_it_is_on(checks):
-    names = "load", "store", "rmw", "cas", "untag", "plain"
-    places = [(accesses, name) for name in names] + [(builder, "find_assembly")]
-    seeded = [(launch, "Scheduler"), (entries, "clock")]
-
-    def found():
-        return [getattr(owner, name) for owner, name in places + seeded]
-
-    before = found()
-    with Iris("1MiB", device="cpu", check=checks):
-        assert all(one is not other for one, other in zip(before[: len(places)], found(), strict=False))
-        are_kept = [one is other for one, other in zip(before, found(), strict=True)][len(places) :]
-        assert are_kept == [checks == "bounds"] * 2
-    assert all(one is other for one, other in zip(before, found(), strict=True))
-    assert accesses.watcher is group.watcher is None
-
-
-def test_accesses_ask_for_no_checker_when_it_is_off():
-    for function in (accesses.load, accesses.store, accesses.rmw, accesses.cas, accesses.native_rmw, accesses._locate):
-        assert not {"watcher", "untag", "plain", "views", "watch"} & set(function.__code__.co_names)
-
-
-def test_seeds_are_walks_and_priorities_with_few_preemptions():
-    policies = [Policy(seed) for seed in range(200)]
-    assert {each.has_priorities for each in policies} == {True, False}
-    assert {len(each.changes) for each in policies} == {0, 1, 2, 3}
-    assert all(not each.changes or each.has_priorities for each in policies)
 
 
 def test_a_seed_that_is_negative_is_refused(monkeypatch):

@@ -5,7 +5,7 @@ import os
 
 import numpy as np
 import pytest
-from litmus_programs import Litmus, Program, Runner
+from litmus_programs import Program, Runner
 from litmus_ptx import PTX
 from tables import table
 
@@ -23,13 +23,6 @@ def runner():
         yield Runner(ctx)
 
 
-def test_there_are_many_with_verdicts_of_others():
-    assert len(PTX) >= 120
-    assert len({(test.source, test.name) for test in PTX}) == len(PTX)
-    assert sum(test.allowed for test in PTX) >= 60
-    assert sum(not test.allowed for test in PTX) >= 40
-
-
 def test_nothing_forbidden_is_seen(runner):
     seen = {test.name: runner.first_seed(Program(test), SEEDS) for test in PTX if not test.allowed}
     assert {name: seed for name, seed in seen.items() if seed is not None} == {}
@@ -39,17 +32,6 @@ def test_most_of_what_is_allowed_is_seen(runner):
     allowed = [test for test in PTX if test.allowed]
     missed = [test.name for test in allowed if runner.first_seed(Program(test), SEEDS) is None]
     assert len(missed) <= MISSED * len(allowed), missed
-
-
-def test_values_of_a_test_are_those_of_its_text(runner):
-    """Initial values, values that are stored on, conditions, and what memory holds at the end."""
-    text = "x=5 y=1 -| ld x a; st z a; ld y 1; if r1 == 0: st y 7; if r1 == 1: st v 2; add.rlx.sys x 2 5 |- x=7 y=1"
-    test = Litmus("all", "", True, (0,), text)
-    seen, memory = runner.outcome(Program(test), 3)
-    assert seen == [5, 1, 5]
-    assert memory == {"x": 7, "z": 5, "y": 1, "v": 2}
-    assert runner.first_seed(Program(test), [3]) == 3
-    assert runner.first_seed(Program(test._replace(text=text.replace("|- x=7", "|- x=8"))), [3]) is None
 
 
 @table(("size", "other"), itertools.product([1, 2, 4, 8], repeat=2))

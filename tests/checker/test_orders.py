@@ -68,19 +68,6 @@ def test_each_order_that_differs_is_walked_once(runner, text, count):
         assert walk(run, count - 1).is_whole is False
 
 
-def test_threads_that_change_one_word_come_in_all_permutations(runner):
-    program = Program(Litmus("adds", "", True, (0,) * 4, " || ".join(["add.rlx.sys x 1"] * 4)))
-    seen = set()
-
-    def run(order):
-        seen.add(tuple(runner.outcome(program, order)[0]))
-        return runner.explorer.rows()
-
-    walked = walk(run, 100)
-    assert (walked.orders, walked.is_whole) == (24, True)
-    assert seen == set(itertools.permutations(range(4)))
-
-
 def walk_case(pool, name, bug, most, path):
     """Walk a case of the corpus; returns the walk, the results of all ranks, and the findings."""
     ranks = jobs_exploration.CASES[name].ranks

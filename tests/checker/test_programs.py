@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 
-import forked
 import jobs_corpus
 import planted_messages
 import planted_programs
@@ -18,7 +17,7 @@ from corpus import N, kernel, launch
 from iris_core import Iris
 from iris_core.errors import SettingsError
 from iris_triton.checker import CheckError, DataRaceError, FreedMemoryError, benign_race
-from iris_triton.checker.reports import RACE, Access, Report, benign_ranges
+from iris_triton.checker.reports import RACE, benign_ranges
 
 pytest_plugins = ["iris_triton.testing.checked"]
 
@@ -37,14 +36,6 @@ PROGRAM = """
 def test_the_command_line_has_a_status(check):
     done = check(PROGRAM, arguments="right 3", forked=False)
     assert (done.status, "output" in done.out, "data race" in done.out) == (3, True, False), done.err
-
-
-def test_the_command_line_prints_json(check):
-    done = check(PROGRAM, "--json --only races", "bug 0")
-    printed = json.loads(done.out)
-    assert [each["kind"] for each in printed["findings"]] == [RACE]
-    assert (done.status, printed["status"]) == (1, 0)
-    assert "output" in done.err
 
 
 def test_a_picture_shows_both_programs(check, tmp_path):
@@ -97,31 +88,6 @@ def test_wrong_options_are_refused(check, monkeypatch, tmp_path):
         Iris("1MiB", device="cpu", check="races")
 
 
-DECLARED = """
-    import torch
-    from corpus import N, kernel, launch
-    from iris_core import Iris
-    from iris_triton.checker import benign_race
-
-    for _ in range(2):
-        with Iris("4MiB", device="cpu") as ctx:
-            for name in ("first", "second"):
-                data = ctx.zeros(N)
-                benign_race(data, "for this test")
-                launch(ctx, kernel("tl.store(data + i, x)", "data"), data, programs=2)
-"""
-
-
-def test_declared_races_are_added_up(check):
-    races = [
-        json.loads(check(DECLARED, f"--json {options}").out)["benign"] for options in ("", "--replay 1", "--seeds 2")
-    ]
-    (one,), (_,), (two,) = races
-    assert one["races"] >= 4
-    assert two["races"] == 2 * one["races"]
-    assert f"{one['races']} races: for this test" in check(DECLARED).out
-
-
 def test_seeds_are_numbers_and_ranks_are_counted(check):
     twice = PROGRAM.replace(
         "    print(",
@@ -148,12 +114,6 @@ def test_a_signal_ends_the_program_too(tmp_path):
     with pytest.raises(ProcessLookupError):
         os.kill(int(started.read_text()), 0)
     assert {each.name for each in tmp_path.iterdir()} == {"started", "program.py"}
-
-
-def test_a_report_survives_json():
-    side = Access("load", "/a/b.py", 3, "f", 1, 2)
-    report = Report(RACE, side, side, 0, "zeros((4,), float32)", 0, 15, "Wait.")
-    assert Report.from_json(report.as_json()) == report
 
 
 def test_a_report_names_the_freed_tensor_and_the_bytes_of_a_view():
@@ -258,20 +218,3 @@ def test_benign_races_need_a_reason_and_a_dense_tensor():
 def test_what_is_declared_without_the_checker_is_forgotten():
     assert benign_race(torch.zeros(2), "a checked context may have these addresses later").count == 0
     assert benign_ranges == []
-
-
-def test_torchs_compiler_is_imported_only_by_those_that_use_it():
-    """It takes a second of each process; once it is there, operations are seen as before."""
-    code = """
-import sys
-import torch
-from iris_core import Iris
-with Iris("1MiB", device="cpu") as ctx:
-    ctx.ones(4).add_(1)
-    print("torch._dynamo" in sys.modules)
-    import torch._dynamo
-    ctx.empty(4).add_(1)
-"""
-    done = forked.fresh(code, os.environ | {"IRIS_CHECK": "uninitialised"})
-    assert done.stdout == "False\n", done.stderr
-    assert "UninitialisedReadError" in done.stderr

@@ -53,7 +53,6 @@ def bitcode(version):
 
 
 def options(version):
-    """Options of a launch that links them."""
     minor = tuple(map(int, version.split(".")))
     return {"extern_libs": gin.libraries(Network((1, 2), minor, bitcode(version)))}
 
@@ -74,7 +73,6 @@ def normal(signature):
 
 
 def declared(version):
-    """What a shim calls."""
     lines = SHIMS[version].read_text().splitlines()
     return dict(normal(line) for line in lines if line.startswith("declare"))
 

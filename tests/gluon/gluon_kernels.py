@@ -35,7 +35,6 @@ def from_tensor(context, world):
 
 @functools.cache
 def kernels_of(jobs):
-    """All kernels of a module of jobs by their names."""
     found = {name: each for name, each in vars(jobs).items() if isinstance(each, JITFunction)}
     here = sys.modules[__name__]
     return {name: in_gluon(each, DeviceContext=here, threads_meet=_compat.barrier) for name, each in found.items()}

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import triton.language as tl
-from gluon_kernels import Notes, load_block, note, said_by_the_compiler, store_block
+from gluon_kernels import Notes, load_block, note, said_by_the_compiler
 from kernel_text import kernel_of
 from tables import table
 from triton.experimental import gluon
@@ -22,31 +22,6 @@ OTHER = gl.BlockedLayout([4, 1], [8, 4], [1, 4], [0, 1])
 def double(x, out, n, layout: gl.constexpr, BLOCK: gl.constexpr):
     i = gl.program_id(0) * BLOCK + gl.arange(0, BLOCK, layout=layout)
     gl.store(out + i, 2 * gl.load(x + i, mask=i < n, other=1.0), mask=i < n)
-
-
-@gluon.jit
-def two_dimensions(x, rows, columns, out, turned, layout: gl.constexpr, other: gl.constexpr):
-    r = gl.arange(0, 16, layout=gl.SliceLayout(1, layout))
-    c = gl.arange(0, 32, layout=gl.SliceLayout(0, layout))
-    value = load_block(x, 16, 32, layout)
-    gl.store(rows + r, gl.sum(value, axis=1))
-    highest = gl.max(value, axis=0)
-    gl.store(columns + c, highest)
-    below = gl.convert_layout(value - gl.expand_dims(highest, 0), other)
-    store_block(out, gl.where(below > -1, below, -below))
-    flat = gl.load(x + gl.arange(0, 512, layout=gl.BlockedLayout([2], [32], [4], [0])))
-    store_block(turned, gl.permute(gl.convert_layout(gl.reshape(flat, [128, 4]), layout), [1, 0]))
-
-
-def test_two_dimensions_reductions_and_conversions():
-    x, turned = torch.randn(16, 32), torch.zeros(4, 128)
-    rows, columns, out = torch.zeros(16), torch.zeros(32), torch.zeros(16, 32)
-    two_dimensions[(1,)](x, rows, columns, out, turned, LAYOUT, OTHER)
-    torch.testing.assert_close(rows, x.sum(1))
-    assert torch.equal(columns, x.max(0).values)
-    below = x - x.max(0).values
-    assert torch.equal(out, torch.where(below > -1, below, -below))
-    assert torch.equal(turned, x.view(128, 4).T)
 
 
 ONE, TWO = (gl.constexpr(gl.BlockedLayout([n], [32], [4], [0])) for n in (1, 2))
@@ -136,14 +111,6 @@ def test_blocks_that_get_a_layout(text):
 
 
 # -- layouts that fit -------------------------------------------------------------------------------------------------
-@table("warp, vector", [(32, 1), (32, 8), (64, 1), (64, 8)])
-def test_layouts_have_as_many_lanes_and_warps_as_asked(warp, vector):
-    for shape in [[1], [8], [4096], [1, 64], [64, 1], [2, 2], [128, 256], [4, 8, 16]]:
-        layout = blocked_layout(shape, num_warps=8, warp_size=warp, vector=vector)
-        assert torch.tensor(layout.threads_per_warp).prod() == warp
-        assert torch.tensor(layout.warps_per_cta).prod() == 8
-        assert layout.order == list(range(len(shape)))[::-1]
-        assert layout.size_per_thread == [1] * (len(shape) - 1) + [min(vector, shape[-1])]
 
 
 def test_layouts_cover_a_row_before_they_go_to_the_next():

@@ -5,7 +5,7 @@ import time
 
 import pytest
 import torch
-from gluon_kernels import Notes, said_by_the_compiler
+from gluon_kernels import said_by_the_compiler
 from kernel_text import kernel_of
 from tables import table
 from triton.experimental import gluon
@@ -13,9 +13,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from iris_core.errors import UnsupportedError
-from iris_triton import _compat as _triton
 from iris_triton import interpreter
-from iris_triton.testing.compile_only import compile_for
 
 
 # -- results, arguments, warps ----------------------------------------------------------------------------------------
@@ -49,43 +47,6 @@ def test_results_of_the_default_partition_and_warps_of_each():
     with_results[(1,)](x, out, warps)
     torch.testing.assert_close(out, torch.cat([x + torch.arange(128), x.sum()[None]]))
     assert warps.tolist() == [1, 4, 4]
-
-
-@_triton.core.builtin
-def note_warps(notes, _semantic=None, _generator=None):
-    warps = _semantic.builder.options.num_warps, _triton.gluon_warps(_semantic, _generator)
-    _triton.core._unwrap_if_constexpr(notes).seen.append(warps)
-
-
-@gluon.jit
-def notes_warps(notes: gl.constexpr):
-    note_warps(notes)
-
-
-@gluon.jit
-def notes_all_warps(notes: gl.constexpr):
-    notes_warps(notes)
-    gl.warp_specialize([(notes_warps, (notes,)), (notes_warps, (notes,))], [1], [24])
-
-
-def test_options_are_those_of_the_kernel_also_in_partitions():
-    here, there = Notes(), Notes()
-    notes_all_warps[(1,)](here)
-    compile_for(notes_all_warps, (there,))
-    assert set(here.seen) == set(there.seen) == {(4, 4), (4, 1)}
-
-
-@gluon.jit
-def asks_for_warps(x, num_warps: gl.constexpr):
-    i = gl.arange(0, 128, layout=gl.BlockedLayout([1], [32], [num_warps], [0]))
-    gl.store(x + i, gl.num_warps())
-
-
-@table("warps", [1, 2, 8])
-def test_warps_that_are_an_argument_and_an_option(warps):
-    x = torch.zeros(128, dtype=torch.int32)
-    asks_for_warps[(1,)](x, num_warps=warps)
-    assert (x == warps).all()
 
 
 @gluon.jit

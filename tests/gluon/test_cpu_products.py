@@ -279,24 +279,6 @@ def test_direct_loads_to_shared_memory(what):
         direct_to_shared[(1,)](x, out, "no wait")
 
 
-@gluon.jit
-def stages(x, out):
-    layout: gl.constexpr = gl.BlockedLayout([1], [64], [2], [0])
-    i = gl.arange(0, 128, layout=layout)
-    for k in range(2):
-        with gl.amd.warp_pipeline_stage("load", priority=1):
-            value = gl.load(x + k * 128 + i)
-        with gl.amd.warp_pipeline_stage("store"):
-            gl.store(out + k * 128 + i, value * 2)
-
-
-@pytest.mark.skipif(not hasattr(gl.amd, "warp_pipeline_stage"), reason="this Triton has no warp pipelines")
-def test_stages_of_warp_pipelines_are_hints():
-    x, out = torch.randn(256), torch.zeros(256)
-    stages[(1,)](x, out, num_warps=2)
-    assert torch.equal(out, 2 * x)
-
-
 # -- what is left out -------------------------------------------------------------------------------------------------
 SCALED = """
 a = gl.full([64, 64], 0, gl.uint8, gl.DotOperandLayout(0, MFMA_SCALED, 16))

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from gluon_kernels import Notes, load_block, note, said_by_the_compiler, store_block
+from gluon_kernels import load_block, said_by_the_compiler, store_block
 from kernel_text import kernel_of
 from tables import table
 from triton.experimental import gluon
@@ -52,32 +52,6 @@ def test_a_store_to_a_slice_changes_the_whole():
     x = torch.randn(32, 64)
     before = "part = tile.slice(16, 16, dim=1)\npart.store(part.load(BLOCKED) + 100)"
     check_view(before, "tile", torch.cat([x[:, :16], x[:, 16:32] + 100, x[:, 32:]], 1), x, SHARED[1])
-
-
-@table("dtype", [torch.int8, torch.float16, torch.bfloat16, torch.int32, torch.float64])
-def test_element_types(dtype):
-    x = torch.randint(-100, 100, (32, 64)).to(dtype)
-    check_view("", "tile", x, x, SHARED[0])
-
-
-@gluon.jit
-def view_layouts(x, kind: gl.constexpr, shared: gl.constexpr, notes: gl.constexpr):
-    memory = gl.allocate_shared_memory(gl.float16, [64, 128], shared)
-    if kind == "permute":
-        note(notes, memory.permute([1, 0]).type.layout)
-    else:
-        note(notes, memory.reshape([64, 2, 64]).type.layout)
-
-
-@pytest.mark.parametrize("kind", ["permute", "reshape"])
-@pytest.mark.parametrize("shared", [SHARED[1], gl.NVMMASharedLayout(128, 16, 2)])
-def test_layouts_of_views_are_the_compilers(kind, shared):
-    here, there = Notes(), Notes()
-    if said := said_by_the_compiler(view_layouts, torch.float32, kind, shared, there):
-        pytest.skip(f"the compiler refuses it: {said}")
-    view_layouts[(1,)](torch.zeros(1), kind, shared, here)
-    assert len(here.seen) == 1
-    assert here.seen == there.seen
 
 
 SPACE = """

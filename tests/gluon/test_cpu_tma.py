@@ -35,7 +35,6 @@ NAMES = {
 # -- copies -----------------------------------------------------------------------------------------------------------
 @gluon.jit
 def copy_box(source, target, places, to):
-    """Copy one box through shared memory."""
     memory = gl.allocate_shared_memory(source.dtype, source.block_type.shape, source.layout)
     ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     mbarrier.init(ready, count=1)

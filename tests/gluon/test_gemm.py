@@ -10,12 +10,10 @@ import pytest
 import torch
 from cubins import assembler_says
 from tables import table
-from triton.experimental import gluon
-from triton.experimental.gluon import language as gl
 
 from iris_core import Iris
 from iris_gluon import IrisDeviceCtx, gemm
-from iris_triton.testing.compile_only import TARGETS, assembly, compile_for
+from iris_triton.testing.compile_only import assembly, compile_for
 
 ROOT = pathlib.Path(__file__).parents[2]
 TINY = gemm.GemmConfig(block_m=64, block_n=64, parts=2, stages=3, num_warps=4, group=2)
@@ -31,7 +29,6 @@ def loaded(path):
 
 
 def all_scatter():
-    """GEMM + all-scatter."""
     return loaded("examples/24_gluon_gemm_all_scatter.py")
 
 
@@ -108,7 +105,6 @@ def compiled_gemm(config, dtype=BF16, turned=(False, False)):
 
 
 def spilled_bytes(ptx):
-    """Bytes that the assembler spills."""
     said = assembler_says(ptx)
     counts = re.findall(r"(\d+) bytes spill (?:stores|loads)", said)
     assert counts, said
@@ -149,33 +145,6 @@ def test_a_matrix_of_one_tile(example):
     assert assembly(compile_for(example.portable, arguments, {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 16}))
 
 
-def test_float16():
-    assert ".f32.f16.f16" in assembly(compiled_gemm(SMALL, torch.float16))
-
-
-@pytest.mark.parametrize(("config", "world"), [
-    pytest.param(LARGE, 1, marks=pytest.mark.exhaustive), (LARGE, 2),
-    pytest.param(LARGE, 8, marks=pytest.mark.exhaustive), pytest.param(SMALL, 2, marks=pytest.mark.exhaustive),
-    (SMALL, 8),
-], ids=["large 1", "large 2", "large 8", "small 2", "small 8"])  # fmt: skip
-def test_all_scatter_for_hopper(config, world, example):
-    matrix = torch.empty(512, 512, dtype=BF16)
-    operands = example.operands(config, matrix, matrix)
-    arguments = [IrisDeviceCtx, torch.int64, *operands, BF16, 8192, 1024, 8192, 8192]
-    ptx = assembly(compile_for(example.on_hopper, arguments, {"WORLD": world, **config.options}))
-    stores = re.findall(r"cp\.async\.bulk\.tensor\.2d\.global\.shared::cta", ptx)
-    # a box of the copy unit has at most 128 bytes in a row, so it takes several for a part
-    assert len(stores) % (world * config.parts) == 0
-    assert len(re.findall(r"tensormap\.cp_fenceproxy", ptx)) == world
-    assert spilled_bytes(ptx) == 0
-
-
-@table("target", [pytest.param(each, marks=[pytest.mark.exhaustive] if each != "gfx950" else []) for each in TARGETS])
-def test_portable_all_scatter(target, example):
-    arguments = [IrisDeviceCtx, torch.int64, BF16, BF16, BF16, 1000, 520, 777, 800, 1, 1, 800, 1040, 1]
-    assert assembly(compile_for(example.portable, arguments, {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32}, target))
-
-
 # -- configurations ---------------------------------------------------------------------------------------------------
 @table("change, text", [
     ({"parts": 3}, "parts must be 1 or 2"),
@@ -193,20 +162,6 @@ def test_configurations_that_are_refused(change, text):
         gemm.GemmConfig(**change)
 
 
-@table("m, n, k, processors, idle, block_n", [
-    (8192, 8192, None, 132, None, 256), (8192, 3584, None, 132, None, 256), (8192, 1792, None, 132, None, 128),
-    (128, 256, None, 132, None, 128), (128, 256, None, 1, None, 256),
-    # where both were measured on H200s: alone, with tiles for owners, with rows that arrive
-    (8192, 3584, 8192, 132, 0, 256), (8192, 8192, 3584, 132, 0, 256), (8192, 1792, 4096, 132, 0, 128),
-    (8192, 4096, 1792, 132, 0, 128), (2048, 8192, 3584, 132, 0, 256), (2048, 4096, 1792, 132, 0, 128),
-    (8192, 3584, 8192, 131, 0.5, 256), (8192, 1792, 4096, 131, 0.5, 128), (2048, 3584, 8192, 131, 0.5, 128),
-    (2048, 1792, 4096, 131, 0.5, 128),
-])  # fmt: skip
-def test_choice_by_shape(m, n, k, processors, idle, block_n):
-    given = {name: value for name, value in (("k", k), ("idle", idle)) if value is not None}
-    assert gemm.choose_config(m, n, processors, **given).block_n == block_n
-
-
 @table("given, chosen", [
     ({"block_n": 128}, (128, 128, 64, 5, 8)),
     ({"block_m": 64}, (64, 256, 64, 4, 4)),
@@ -217,26 +172,6 @@ def test_choice_by_shape(m, n, k, processors, idle, block_n):
 def test_choice_of_what_is_not_given(given, chosen):
     config = gemm.choose_config(8192, 8192, 132, k=8192, given=given)
     assert (config.block_m, config.block_n, config.block_k, config.stages, config.num_warps) == chosen
-
-
-@gluon.jit(do_not_specialize=["tiles_m", "tiles_n"])
-def note_places(out, tiles_m, tiles_n, GROUP: gl.constexpr):
-    order = gemm.RowGroups(tiles_m, tiles_n, GROUP)
-    for tile in range(tiles_m * tiles_n):
-        row, column = order.place(tile)
-        gl.store(out + tile * 2, row)
-        gl.store(out + tile * 2 + 1, column)
-
-
-@table("tiles_m, tiles_n, group", [(1, 1, 8), (8, 3, 8), (19, 5, 8), (3, 4, 1), (2, 7, 64)])
-def test_every_tile_once(tiles_m, tiles_n, group):
-    out = torch.full((tiles_m * tiles_n, 2), -1, dtype=torch.int32)
-    note_places[(1,)](out, tiles_m, tiles_n, GROUP=group)
-    places = [tuple(place) for place in out.tolist()]
-    assert sorted(places) == [(row, column) for row in range(tiles_m) for column in range(tiles_n)]
-    rows_of_a_group = [row for row, column in places if column == 0]
-    assert rows_of_a_group == list(range(tiles_m)), "rows run fastest, group by group"
-    assert places[: min(group, tiles_m)] == [(row, 0) for row in range(min(group, tiles_m))]
 
 
 # -- on the CPU: the executor computes TMA and wgmma -------------------------------------------------------------------
@@ -270,42 +205,16 @@ def hopper():
 @pytest.mark.gpu
 @pytest.mark.parametrize("config", [None, *CONFIGS.values()], ids=["chosen", *CONFIGS])
 def test_product(hopper, config):
-    for dtype in [BF16, torch.float16]:
-        for shape in [(128, 256, 64), (1000, 520, 328), (2048, 4096, 1024), (8, 8, 8), (5000, 8, 4104)]:
-            m, n, k = shape
-            a, b = (matrix(*size, m + n + k, k, dtype, "cuda") for size in ((m, k), (k, n)))
-            surroundings = torch.full((m + 2, n + 16), 7.0, dtype=dtype, device="cuda")
-            c = surroundings[1:-1, 8:-8]
-            c.fill_(float("nan"))
-            benchmark().multiply(a, b, c, config)
-            assert wrong_elements(c, a, b) == 0
-            c.fill_(7.0)
-            assert (surroundings == 7.0).all(), "nothing is written around C"
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_product_of_operands_by_columns(hopper, config):
-    for turned in list(STORED.values())[1:]:
-        for shape in [(1000, 520, 328), (2048, 4096, 1024)]:
-            m, n, k = shape
-            a, b = (matrix(*size, m + n + k, k, BF16, "cuda") for size in ((m, k), (k, n)))
-            a, b = (each.t().contiguous().t() if turn else each for each, turn in zip((a, b), turned, strict=True))
-            c = torch.empty(m, n, dtype=BF16, device="cuda")
-            benchmark().multiply(a, b, c, config)
-            assert wrong_elements(c, a, b) == 0
-
-
-@pytest.mark.gpu
-def test_what_the_core_refuses_on_hopper(hopper, example):
-    a = torch.zeros(128, 128, dtype=BF16, device="cuda")
-    assert example.unsupported(a, a, a) == ""
-    assert "types must be equal" in example.unsupported(a, a.half(), a)
-    assert "types must be equal" in example.unsupported(a.float(), a.float(), a.float())
-    assert example.unsupported(a.t(), a.t(), a) == ""
-    assert "and C has no" in example.unsupported(a, a, a.t())
-    assert "and B has no" in example.unsupported(a, torch.zeros(128, 256, dtype=BF16, device="cuda")[:, ::2], a)
-    odd = torch.zeros(128, 129, dtype=BF16, device="cuda")
-    assert "and A has no" in example.unsupported(odd, a, a)
-    shifted = torch.zeros(128 * 128 + 1, dtype=BF16, device="cuda")[1:].view(128, 128)
-    assert "and C has no" in example.unsupported(a, a, shifted)
+    shapes = [(128, 256, 64), (1000, 520, 328), (2048, 4096, 1024), (8, 8, 8), (5000, 8, 4104)]
+    every = [(dtype, STORED["rows"], shape) for dtype in (BF16, torch.float16) for shape in shapes]
+    every += [(BF16, turned, shape) for turned in list(STORED.values())[1:] for shape in shapes[1:3]]
+    for dtype, turned, (m, n, k) in every:
+        a, b = (matrix(*size, m + n + k, k, dtype, "cuda") for size in ((m, k), (k, n)))
+        a, b = (each.t().contiguous().t() if turn else each for each, turn in zip((a, b), turned, strict=True))
+        surroundings = torch.full((m + 2, n + 16), 7.0, dtype=dtype, device="cuda")
+        c = surroundings[1:-1, 8:-8]
+        c.fill_(float("nan"))
+        benchmark().multiply(a, b, c, config)
+        assert wrong_elements(c, a, b) == 0
+        c.fill_(7.0)
+        assert (surroundings == 7.0).all(), "nothing is written around C"

@@ -8,7 +8,6 @@ from functools import partial
 
 import jobs_ccl
 import pytest
-import torch
 from ccl_cases import OPS, Case
 from rank_counts import rank_counts
 from tables import table
@@ -23,9 +22,7 @@ from iris_gluon.settings import GluonSettings
 from iris_triton import interpreter
 from iris_triton._plugin import plugin as triton_plugin
 from iris_triton.backend import TritonBackend
-from iris_triton.demos import all_scatter, message_passing
 from iris_triton.settings import TritonSettings
-from iris_triton.testing.compile_only import compile_for
 
 CPU = DeviceTarget(DeviceType.CPU)
 
@@ -111,13 +108,3 @@ def test_demos_run_on_three_ranks_and_are_right(capsys, forked_ranks):
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert [row["name"] for row in rows] == [demo.name for demo in demos.demos()] != []
     assert all(row["ok"] and row["backend"] == "gluon" and row["error"] <= row["tolerance"] for row in rows)
-
-
-def test_demos_compile_for_gpus():
-    float_, word = torch.float32, torch.int64
-    sizes = message_passing.ROUNDS, message_passing.BLOCKS
-    messages = [IrisDeviceCtx, word, float_, float_, float_, word, word, *sizes]
-    assert compile_for(demos.pass_messages, messages, {"BLOCK": message_passing.BLOCK}, "sm_90")
-    tiles = {name: getattr(all_scatter, name) for name in ("TILE_M", "TILE_N", "TILE_K", "K")}
-    options = {"N": all_scatter.N_PER_RANK, **tiles}
-    assert compile_for(demos.gemm_all_scatter, [IrisDeviceCtx, word, *[torch.bfloat16] * 3], options, "gfx942")

@@ -63,35 +63,11 @@ class Exchange:
 
 
 def barrier_in_capture():
-    """A first barrier in a capture is refused."""
     with Iris("1MiB", device="cuda") as ctx:
         refused = pytest.raises(UnsupportedError, match="call it once before the capture")
         with contextlib.suppress(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph()), refused:
             ctx.device_barrier()
         ctx.barrier()
-
-
-def barriers_on_streams(rounds):
-    """Two streams in turn, and groups of the same ranks in two orders."""
-    generator = random.Random()
-    with Iris("1MiB", device="cuda") as ctx:
-        backwards = list(reversed(range(ctx.num_ranks)))
-        ways = [ctx.device_barrier, lambda: ctx.ccl.barrier(backwards)]
-        exchanges = [Exchange(ctx, way) for way in ways]
-        streams = [torch.cuda.Stream() for _ in ways]
-        ctx.barrier()
-        warm()
-        for each in exchanges:
-            each.step(0)
-        ctx.barrier()
-        for value in range(1, rounds + 1):
-            for each, stream in zip(exchanges, streams, strict=True):
-                with torch.cuda.stream(stream):
-                    delay(generator)
-                    each.step(value)
-        ctx.barrier()
-        for each in exchanges:
-            each.check(range(1, rounds + 1))
 
 
 def replays_beside_calls(replays):
@@ -250,7 +226,7 @@ LIMIT_S = 100.0
 
 
 @pytest.mark.parametrize(("job", "args", "num_ranks"), [
-    *((barriers_on_streams, (200,), n) for n in (2, 3, 4)), *((replays_beside_calls, (100,), n) for n in (2, 3, 4)),
+    *((replays_beside_calls, (100,), n) for n in (2, 3, 4)),
     *((groups_crossed, (100, fills), n) for fills in (False, True) for n in (2, 3, 4)),
     *((threads_and_replays, (100,), n) for n in (2, 3)), (barrier_in_capture, (), 2),
 ])  # fmt: skip

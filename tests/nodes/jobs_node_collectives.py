@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import os
 import random
-import tempfile
 import time
 from functools import partial
 from unittest import mock
@@ -14,7 +13,7 @@ import torch
 import torch.distributed as dist
 from ccl_cases import OPS, PLACES, Case, moving_cases, place_cases, reducing_cases, shape_cases, way_cases
 from jobs_ccl import run_cases
-from jobs_common import environment, said_by, unlike
+from jobs_common import said_by, unlike
 from jobs_nodes import die
 from ops_cases import Case as Product
 
@@ -186,24 +185,6 @@ def chunked(ops, numbers):
     named = [{"algorithm": "hierarchical", "chunks": number} for number in numbers]
     made = [Case(op, "int32", shape=(4099,), config=config) for op, config in itertools.product(ops, named)]
     return run_cases("cpu", made, 2, around=late, look=look)
-
-
-def measured_chunks():
-    """A first call measures algorithms and, if it measures exhaustively, numbers of chunks."""
-    small = mock.patch.object(hierarchical, "_LEAST_TRIED_NBYTES", 1024)
-    with (
-        tempfile.TemporaryDirectory() as cache,
-        environment(IRIS_TUNE="exhaustive", IRIS_CACHE_DIR=cache),
-        small,
-        Iris("16MiB", device="cpu") as ctx,
-    ):
-        x, y = torch.ones(4096), torch.zeros(4096)
-        ctx.ccl.all_reduce(y, x)
-        request = next(iter(ctx._binder.bound.values())).request
-        entries = ctx._binder._algorithms(request).tables.nearest(request).entries
-        assert y.unique().tolist() == [4.0]
-        assert {("hierarchical", None), ("gloo", None)} <= {(e.algorithm, e.config.get("chunks")) for e in entries}
-        ctx.barrier()
 
 
 def messages():

@@ -265,7 +265,6 @@ def opening():
 
 
 def opening_without_torch():
-    """Only ranks of torch.distributed are divided."""
     kind, _, text = refusal(lambda: Iris("1MiB", device="cpu"))
     assert kind == "UnsupportedError"
     assert "torch.distributed.init_process_group()" in text

@@ -38,14 +38,6 @@ def test_collectives_are_right(pool, group, some):
         assert chunks > 3 or not levels & BY_LEVELS or not served
 
 
-def test_eight_ranks_of_all_nodes_of_one_and_along_a_rail(pool):
-    for results in pool.run(divided, 8, "2x4", jobs.collectives_of_all, 9):
-        assert [wrong for wrong, _ in results] == [[]] * 3
-        of_all, of_node, of_rail = (served for _, (served, _) in results)
-        assert (of_levels(of_all), of_levels(of_rail)) == (BY_LEVELS | {"all_to_all"}, set())
-        assert not {name for _, name in of_node} & (FLAT | {"hierarchical"})
-
-
 @pytest.mark.parametrize("group", ["a permuted grid", "unequal nodes", "a mixture"])
 def test_parts_for_other_nodes_go_as_lists(pool, group, some):
     """As NCCL takes them: gloo, in whose place they are, has them copied."""
@@ -93,7 +85,7 @@ def test_no_rank_leaves_a_barrier_before_all_have_come(pool, members):
 
 @pytest.mark.parametrize(("nodes", "job", "args"), [
     ("3+1", jobs.messages, ()), ("2x1", jobs.begun_together, ()), ("2x1", jobs.groups_of_torch, ()),
-    *(("2x2", job, ()) for job in (jobs.measured_chunks, jobs.beside_each_other, jobs.bits)),
+    *(("2x2", job, ()) for job in (jobs.beside_each_other, jobs.bits)),
     *(("2x2", jobs.node_refuses, (how,)) for how in ("supports", "no room", "broken")),
     *(("2x2", jobs.order_of_chunks, (op,)) for op in ("matmul_all_reduce", "all_gather_matmul")),
 ])  # fmt: skip

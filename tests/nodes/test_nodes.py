@@ -2,7 +2,6 @@
 
 import ast
 import os
-from types import SimpleNamespace
 
 import jobs_network as network
 import jobs_nodes as jobs
@@ -10,10 +9,8 @@ import pytest
 import torch
 from jobs_node_collectives import reduce_until
 
-from iris_core.device.one_sided import OneSided
-from iris_core.errors import CapabilityError, PeerLostError
+from iris_core.errors import PeerLostError
 from iris_core.testing import RankPool
-from iris_core.types import Network
 
 
 def nodes_of(*sizes):
@@ -104,12 +101,3 @@ def test_every_rank_says(pool, nodes, job, args, answer):
 def test_a_missing_wait_and_a_missing_flush_are_seen(pool, careless):
     """What was put has not arrived, or is what the source was changed to."""
     assert all(pool.run(jobs.divided, 2, "2x1", network.exchanges, "cpu", 1, 1, "put_signal", 1, 1.0, careless))
-
-
-def test_a_backend_that_uses_no_network_is_named():
-    """Before anything is launched."""
-    here = OneSided()
-    here.heap = SimpleNamespace(network=Network((1, 1), (2, 32)))
-    here.backend = SimpleNamespace(info=SimpleNamespace(name="another"))
-    with pytest.raises(CapabilityError, match="'another'"):
-        here.launch_options()

@@ -184,7 +184,6 @@ def keeps(device, turns=0):
 
 
 def refused():
-    """What is wrong with what is refused."""
     with Iris("16MiB", device="cpu") as ctx:
         make = ctx.ops.experts
         wrong = unlike(
@@ -277,12 +276,10 @@ def replays(turns):
 
 
 def all_jobs(case):
-    """What is wrong with each of these jobs."""
     return [*passes("cpu", None, case, 2), *differentiates("cpu", None, case, 1), *keeps("cpu", 2)]
 
 
 def unawaited(case):
-    """Pass tokens without waiting for any."""
     dispatch, give_back = ExpertKernels.dispatch, ExpertKernels.give_back
     with (
         mock.patch.object(ExpertKernels, "dispatch", lambda *given: dispatch(*given[:-1], False)),

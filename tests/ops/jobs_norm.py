@@ -73,7 +73,6 @@ def tolerance(case):
 
 
 def call(ctx, case, tensors, group=None, _members=None, async_op=False):
-    """Call the operation."""
     programs = {"comm_sms": case.programs} if case.programs else {}
     config = Config(algorithm=case.algorithm, **programs) if case.algorithm or programs else None
     how = {"scales": tensors.scales, "config": config, "group": group}
@@ -81,7 +80,6 @@ def call(ctx, case, tensors, group=None, _members=None, async_op=False):
 
 
 def verify(case, tensors, wanted, what=""):
-    """What is wrong with the results."""
     wrong, (stream, norm) = [], wanted
     if not torch.equal(tensors.residual.cpu().double(), stream):
         wrong.append((case, what, "residual"))

@@ -29,7 +29,6 @@ class Tensors:
 
     @property
     def operands(self):
-        """What a call reads."""
         return self.a, self.b, self.bias, *self.scales
 
     def _scales(self, shape, strided):
@@ -63,7 +62,6 @@ class Tensors:
 
 
 def call(ctx, case, tensors, group=None, _members=None, async_op=False, workspace=None):
-    """Call the operation."""
     config = FusedConfig(**{"algorithm": case.algorithm, **case.config}) if case.config or case.algorithm else None
     kwargs = {"group": group, "async_op": async_op, "config": config, "workspace": workspace}
     if case.dim is not None:

@@ -43,7 +43,6 @@ class Case:
     jobs = "jobs_ops"
 
     def shapes(self, size):
-        """Shapes of A, B and the output of a rank."""
         m, n, k = self.shape
         if self.op == "matmul_all_reduce":
             return (m, k), (k, n), (m, n)
@@ -54,7 +53,6 @@ class Case:
         return (m, k), (k, n), (m * size, n) if self.dim == 0 else (m, n * size)
 
     def bias_shape(self, size):
-        """Shape of the bias, or None."""
         rows, columns = self.shapes(size)[2]
         if self.op == "matmul_all_gather":
             rows, columns = self.shape[0], self.shape[1]
@@ -71,7 +69,6 @@ class Case:
 
 
 def dims(op):
-    """What gather_dim can be."""
     return (0, 1) if op in ("all_gather_matmul", "matmul_all_gather") else (None,)
 
 
@@ -124,7 +121,6 @@ def form_cases(size):
 
 
 def all_cases(size):
-    """Everything that can vary."""
     for make in (form_cases, layout_cases, piece_cases, scaled_cases):
         yield from (case for case in make(size) if size > 1 or "copy_engine" not in str(case.algorithm))
 
@@ -143,7 +139,6 @@ def thinned(cases, size):
 
 
 def layout_cases(size):
-    """matmul_reduce_scatter in the layout of tiles."""
     tiles = {"block_size_m": 16, "block_size_n": 16, "group_size_m": 2}
     for algorithm in algorithms("matmul_reduce_scatter", size):
         for bias in ("", "columns", "rows"):

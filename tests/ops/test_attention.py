@@ -128,7 +128,6 @@ def rings(device, group, case, turns):
 
 
 def refused():
-    """What is wrong with what is refused, on both ranks."""
     with Iris("4MiB", device="cpu") as ctx:
         decode, ring, one = ctx.ops.flash_decode, ctx.ops.ring_attention, ctx.cur_rank
         wrong = unlike(

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from iris_core.dispatch.choice import Chooser, Tables, place_of
-from iris_core.dispatch.products import OPS, FusedCall, float32_products, torch_allows_tf32
+from iris_core.dispatch.products import FusedCall, float32_products, torch_allows_tf32
 from iris_core.dispatch.requests import Here
 from iris_core.dispatch.tables import Entry, write_table
-from iris_core.dispatch.team import Host, rounded
+from iris_core.dispatch.team import Host
 from iris_core.errors import ArgumentError, UnsupportedError
 from iris_core.ops import FusedConfig
 from iris_core.providers.baseline import Unfused
@@ -109,16 +109,6 @@ def layer_request(op, dim, m, n, k, size):
     options = {**REQUEST.options, "gather_dim": dim}
     m, n, k = sample.shape
     return replace(REQUEST, op=op, m=m, n=n, k=k, members=tuple(range(size)), options=options, processors=132)
-
-
-def test_models_leave_short_products_to_the_library():
-    by_name = {(each.op, each.name): each for each in (*map(Unfused, OPS), *operations())}
-    for op, dim, fused in (("all_gather_matmul", 0, "fetch"), ("matmul_reduce_scatter", None, "push")):
-        for m, want in ((256, "unfused"), (512, "unfused"), (8192, fused)):
-            request = layer_request(op, dim, m, 11008, 4096, 8)
-            moved = m * 4096 * 2
-            costs = {name: by_name[op, name].cost(replace(request, nbytes=moved)) for name in ("unfused", fused)}
-            assert min(costs, key=costs.get) == want, (op, m, costs)
 
 
 def test_times_do_not_choose_where_bits_are_promised(tmp_path):
@@ -221,13 +211,6 @@ def test_the_precision_of_one_call(inherited, tmp_path):
     for request, name in ((found, "unfused"), (faster, "push")):
         assert [entry.algorithm for entry in tables.nearest(request).entries] == [name]
     assert product_s(faster) < product_s(found)
-
-
-def test_sizes_of_memory():
-    assert [rounded(n) for n in (1, 256, 257, 1 << 20)] == [256, 256, 512, 1 << 20]
-    assert rounded((16 << 20) + 1) == 32 << 20
-    grown = {rounded(mib << 20) for mib in range(1, 513)}
-    assert sum(grown) < 2 * max(grown) == 1 << 30
 
 
 def test_a_region_without_room_to_spare():

@@ -168,7 +168,6 @@ OPS = (SCATTERS, "matmul_all_gather", GATHERS)
 
 @pytest.fixture(autouse=True)
 def copies(monkeypatch):
-    """Let all devices have copies."""
     monkeypatch.setattr("iris_gluon.gemm.gather_product.copies_obstacle", lambda device: "")
 
 
@@ -182,7 +181,6 @@ def asked(op, m, n, k, config=None):
 
 
 def serving(op):
-    """The algorithms of an operation."""
     return [each for each in operations() if each.op == op]
 
 
@@ -203,19 +201,6 @@ def test_launches_that_are_worth_measuring(op):
             assert {config.get("chunk_size") for config in offered} == {None, 1}
             others = algorithm.tunings(asked(op, 2048, 8192, 3584))
             assert min(config["chunk_size"] for config in others if "chunk_size" in config) > 100_000
-
-
-@pytest.mark.parametrize(("op", "n", "k"), [(GATHERS, 3584, 8192), (SCATTERS, 8192, 3584)])
-def test_members_that_own_64_rows(op, n, k):
-    """512 rows of 8 ranks: without a config, and with every launch that is worth measuring."""
-    for algorithm in serving(op):
-        request = asked(op, 512, n, k)
-        assert algorithm.supports(request)
-        assert algorithm._gemm(request, 132).block_m == 64
-        launches = [algorithm._gemm(asked(op, 512, n, k, config), 132) for config in algorithm.tunings(request)]
-        assert {each.block_n for each in launches} == {128, 256}
-        refused = algorithm.supports(asked(op, 512, n, k, {"block_size_m": 128}))
-        assert "a member's 64 rows must be a multiple of the 128 rows" in refused.reason
 
 
 @table("config", [{"num_stages": 5}, {"block_size_k": 128}, {"num_stages": 9}, {"block_size_m": 256}])

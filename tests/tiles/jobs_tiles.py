@@ -175,7 +175,6 @@ def sizes(case, world):
 
 
 def part(case, rank, turn, shape):
-    """What a rank contributes in a launch."""
     generator = torch.Generator().manual_seed(1000 * turn + rank)
     dtype = getattr(torch, case.dtype)
     if dtype.is_floating_point:
@@ -184,7 +183,6 @@ def part(case, rank, turn, shape):
 
 
 def tile_numbers(shape):
-    """The number of the tile that each element belongs to."""
     i, j = torch.arange(shape[0])[:, None] // BLOCK_M, torch.arange(shape[1])[None, :] // BLOCK_N
     return i * -(-shape[1] // BLOCK_N) + j
 

@@ -1,4 +1,4 @@
-"""Rank jobs of compiled code: functional collectives, products that are fused with them, `ctx.ccl` and `ctx.ops`."""
+"""Rank jobs of compiled code: products that are fused with collectives, `ctx.ccl` and `ctx.ops`."""
 
 import collections
 import itertools
@@ -16,11 +16,8 @@ from iris_core.ccl import Config
 from iris_core.torch_backend import fuse, library
 from iris_core.types import ReduceOp
 
-# what torch 2.11 does not compile: with any backend, gathers along other dimensions than the first; with a process
-# group that is written in Python, permutations, which look for a group of these ranks
-UNTRACED = {"all_gather columns", "permute"}
-UNTRACED |= {"gather tokens", "gather columns", "gather the second", "gather the second, bias"}
-UNTRACED = UNTRACED if IS_211 else set()
+# what torch 2.11 does not compile with any backend: gathers along other dimensions than the first
+UNTRACED = {"gather tokens", "gather columns", "gather the second", "gather the second, bias"} if IS_211 else set()
 
 # torch's own operators instead of C++ that would have to be compiled: the passes see the same graphs
 QUICK = {"fallback_by_default": True} if hasattr(torch._inductor.config, "fallback_by_default") else {}
@@ -53,59 +50,6 @@ def compiled_and_listed(step, regather=False):
 
     options["post_grad_custom_post_pass"] = listing
     return torch.compile(step, fullgraph=True, dynamic=False, options=options), graphs
-
-
-def functional_collectives(store):
-    """Functional collectives, eager and compiled, beside gloo's, with gradients; the names of those that differ.
-
-    All in one graph: to compile is what takes long.
-    """
-    rank, size = start(store)
-    gloo = dist.new_group(backend="gloo")
-    f = functional
-    cases = {
-        "all_reduce": lambda x, g: f.all_reduce(2 * x, "sum", g),
-        "max": lambda x, g: f.all_reduce(2 * x, "max", g),
-        "all_gather": lambda x, g: f.all_gather_tensor(2 * x, 0, g),
-        "all_gather columns": lambda x, g: f.all_gather_tensor(2 * x, 1, g),
-        "reduce_scatter": lambda x, g: f.reduce_scatter_tensor(2 * x, "sum", 0, g),
-        "reduce_scatter columns": lambda x, g: f.reduce_scatter_tensor((2 * x).t().contiguous(), "sum", 1, g),
-        "all_to_all": lambda x, g: f.all_to_all_single(2 * x, None, None, g),
-        "all_to_all of sizes": lambda x, g: f.all_to_all_single(2 * x, [2] * size, [2] * size, g),
-        "broadcast": lambda x, g: f.broadcast(2 * x, 1, g),
-        "permute": lambda x, g: f.permute_tensor(2 * x.flatten(), [(each + 1) % size for each in range(size)], g),
-        "all_reduce coalesced": lambda x, g: torch.cat(f.all_reduce_coalesced([2 * x, x + 1], "sum", g)),
-        "all_gather coalesced": lambda x, g: torch.cat(f.all_gather_into_tensor_coalesced([2 * x, x[:1]], g)),
-        "reduce_scatter coalesced": lambda x, g: torch.cat(
-            f.reduce_scatter_tensor_coalesced([2 * x, x + 1], "sum", [0, 0], g)
-        ),
-        "all_gather autograd": lambda x, g: f.all_gather_tensor_autograd(2 * x, 0, g),
-        "reduce_scatter autograd": lambda x, g: f.reduce_scatter_tensor_autograd(2 * x, "sum", 0, g),
-        "all_to_all autograd": lambda x, g: f.all_to_all_single_autograd(2 * x, [2] * size, [2] * size, g),
-    }
-
-    def called(group, compiled):
-        given = {
-            name: whole((2 * size, 4), torch.float32, rank + number).requires_grad_("autograd" in name)
-            for number, name in enumerate(cases)
-            if not (compiled and name in UNTRACED)
-        }
-
-        def step(given):
-            return {name: cases[name](x, group) + 1 for name, x in given.items()}
-
-        results = (torch.compile(step, fullgraph=True, options=QUICK) if compiled else step)(given)
-        sum((y * (rank + 1)).sum() for y in results.values() if y.requires_grad).backward()
-        return {name: (y.detach(), given[name].grad) for name, y in results.items()}
-
-    wanted, wrong = called(gloo, False), []
-    for compiled in (False, True):
-        for name, found in called(dist.group.WORLD, compiled).items():
-            has_gradient = "autograd" in name
-            if not all(map(torch.equal, found[: 1 + has_gradient], wanted[name][: 1 + has_gradient])):
-                wrong.append((name, "compiled" if compiled else "eager"))
-    dist.destroy_process_group()
-    return wrong
 
 
 def sliced(x, count, dim, onto):

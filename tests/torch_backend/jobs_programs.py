@@ -11,7 +11,6 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard
-from torch.distributed.tensor.experimental._context_parallel import _attention as ring
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     PrepareModuleInput,
@@ -49,7 +48,6 @@ def trained(net, device, part=lambda x: x):
 
 
 def by_hook(name):
-    """DDP with a communication hook."""
 
     def program(backend, group, device):
         hooks = {
@@ -96,38 +94,10 @@ def transformer(name):
     return program
 
 
-def by_ring(rotation):
-    """Ring attention, whose keys and values go round; torch divides GPUs' attention only, so the CPU's is given."""
-
-    def program(backend, group, device):
-        ring.set_rotate_method(rotation)
-        rank = dist.get_rank()
-        q, k, v, grad = (
-            torch.randn(1, 2, 8, 4, generator=torch.Generator().manual_seed(10 * rank + i)) for i in range(4)
-        )
-        forward, backward = (
-            torch.ops.aten._scaled_dot_product_flash_attention_for_cpu,
-            torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward,
-        )
-        mesh = mesh_of(backend, device, rotation)
-        out, lse, *_ = ring._templated_ring_attention(
-            mesh.get_group(), 2, forward, query=q, key=k, value=v, is_causal=True, dropout_p=0.0
-        )
-        gradients = ring._templated_ring_attention_backward(
-            mesh.get_group(), 2, backward, grad_out=grad, grad_out_name="grad_out", query=q, key=k, value=v, out=out,
-            logsumexp=lse, is_causal=True, dropout_p=0.0,
-        )  # fmt: skip
-        return [out, lse, *gradients[:3]]
-
-    return program
-
-
 PROGRAMS = {
     **{f"DDP, {name}": by_hook(name) for name in ("fp16", "powerSGD")},
     "sequence parallel": by_sequence,
     **{f"transformer, {name}": transformer(name) for name in ("DDP", "FSDP2", "tensor parallel")},
-    "ring attention, all_to_all": by_ring("alltoall"),
-    "ring attention, all_gather": by_ring("allgather"),
 }
 
 

@@ -103,7 +103,6 @@ def flat(tensors):
 
 
 def on_nodes(store, nodes, job, *args):
-    """Run a job on ranks that are divided into nodes."""
     with environment(IRIS_NODES=nodes):
         return job(store, *args)
 

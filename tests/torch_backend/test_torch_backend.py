@@ -42,7 +42,6 @@ def ranks():
 
 @pytest.fixture
 def on_ranks(ranks, tmp_path):
-    """Runs a job, with a store, on some ranks."""
     return lambda job, num_ranks, *args: ranks.run(job, num_ranks, str(tmp_path / "store"), *args)
 
 
@@ -73,8 +72,6 @@ def test_every_collective_is_as_the_peers(on_ranks, device, num_ranks, nodes):
     (groups.several_at_a_time, 3, (("cpu",),), None),
     (groups.several_at_a_time, 3, (("cuda",),), None),  # all of it goes to gloo inside
     *((groups.events, 2, (each,), []) for each in (torch.profiler.profile, torch.autograd.profiler.profile)),
-    pytest.param(jobs_fuse.functional_collectives, 2, (), [], marks=pytest.mark.exhaustive),
-    (jobs_fuse.functional_collectives, 3, (), []),
 ])  # fmt: skip
 def test_every_rank_says(on_ranks, job, num_ranks, args, answer):
     """What the job's docstring says."""
@@ -143,7 +140,7 @@ TRANSFORMERS = [each for each in PROGRAMS if "transformer" in each]
 
 @pytest.mark.parametrize(("device", "num_ranks", "name"), [
     *(pytest.param("cpu", 2, each, marks=[pytest.mark.exhaustive] * (each in TRANSFORMERS)) for each in PROGRAMS),
-    *(pytest.param("cuda", 2, each, marks=apart(2)) for each in PROGRAMS if "ring" not in each),
+    *(pytest.param("cuda", 2, each, marks=apart(2)) for each in PROGRAMS),
     *(pytest.param("cuda", 4, each, marks=apart(4)) for each in TRANSFORMERS),
 ])  # fmt: skip
 def test_programs_run_unchanged(on_ranks, device, num_ranks, name):

@@ -82,12 +82,10 @@ class World(Heap):
         return self.tensors(*(torch.zeros(size, dtype=dtype) for _ in range(self.world_size)))
 
     def context(self, rank, timeout_ns=0, *, reports=True):
-        """The context tensor of a rank."""
         status = self.status.data_ptr() if reports else 0
         return torch.tensor(encode(ContextSpec(rank, self.world_size, self.heap_bases, timeout_ns, status)))
 
     def contexts(self, timeout_ns=0):
-        """The context tensors of all ranks, one per row."""
         return torch.stack([self.context(rank, timeout_ns) for rank in range(self.world_size)])
 
 

@@ -24,7 +24,6 @@ def new(skips_float32=False):
 
 
 def drawn(generator):
-    """A tensor somewhere in the arena."""
     dtype = generator.choice([torch.uint8, torch.bfloat16, torch.float32, torch.int32, torch.bool])
     begin = generator.choice([0, 63, 64, 72, LOW - 64, LOW - 1, LOW, LOW + 512]) // dtype.itemsize * dtype.itemsize
     flat = ARENA[begin : begin + 2048].view(dtype)

@@ -98,13 +98,6 @@ def test_enabling_is_idempotent_and_disabling_restores(monkeypatch):
         interpreter.enable()
 
 
-def test_warmup_goes_to_the_compiler(monkeypatch):
-    seen = []
-    monkeypatch.setitem(launch_module._originals, _compat.JITFunction, lambda *a, **k: seen.append(k["warmup"]))
-    fill.warmup(torch.zeros(4), 4, grid=(1,))
-    assert seen == [True]
-
-
 @triton.jit(do_not_specialize=["n"], do_not_specialize_on_alignment=["out"])
 def hooked(out, n):
     tl.store(out, n + 1)
@@ -245,20 +238,6 @@ def test_triton_interpret_has_no_effect_and_waiting_programs_let_the_process_end
         waits[(8,)](torch.zeros(1, dtype=torch.int32))
         print("fine")
         """, TRITON_INTERPRET="1") == (0, "fine\n", "")  # fmt: skip
-
-
-def test_importing_the_packages_pulls_in_neither_torch_nor_triton(tmp_path):
-    """Nor does a plugin that is asked what it is usable for."""
-    assert run_script(tmp_path, """
-        import sys, iris_triton, iris_gluon.interpreter
-        from iris_core.types import DeviceTarget, DeviceType
-        from iris_gluon._plugin import plugin
-        from iris_triton.interpreter import cpu_entry, configure
-        configure(timeout_s=5)
-        assert plugin.iris_plugin_probe(DeviceTarget(DeviceType.CUDA, 0, "sm_90"))
-        plugin.iris_plugin_settings()
-        print(sorted({"torch", "triton", "numpy"} & set(sys.modules)))
-        """)[:2] == (0, "[]\n")  # fmt: skip
 
 
 def test_a_triton_that_lacks_something_is_refused_with_the_versions_that_fit(monkeypatch):

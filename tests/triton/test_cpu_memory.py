@@ -1,7 +1,6 @@
 """Bounds: what a kernel may touch, and what the message says when it touches something else; promises of addresses."""
 
 import linecache
-import os
 import threading
 
 import gluon_kernels
@@ -18,9 +17,9 @@ from iris_core import Iris
 from iris_core.errors import ArgumentError
 from iris_triton import DeviceContext, interpreter
 from iris_triton import x as tiles
-from iris_triton.interpreter import OutOfBoundsError, hints
+from iris_triton.interpreter import OutOfBoundsError
 from iris_triton.interpreter.memory import regions
-from iris_triton.interpreter.memory.regions import BoundsChecker, current_regions
+from iris_triton.interpreter.memory.regions import current_regions
 from iris_triton.language.address import translate
 from iris_triton.language.blocks import lanes
 from iris_triton.testing.languages import in_gluon
@@ -174,12 +173,6 @@ def test_misaligned_elements():
     assert data[1:9].tolist() == [1, 0, 0, 0, 2, 0, 0, 0]
 
 
-def test_without_any_memory_the_message_says_so():
-    checker = BoundsChecker(current_regions(), [])
-    addresses = torch.tensor([4096]).numpy().view("u8")
-    assert "no memory is accessible" in str(checker.error("k", (0, 0, 0), "load", addresses, addresses * 0, 4))
-
-
 # -- promises ---------------------------------------------------------------------------------------------------------
 MULTIPLE, CONTIGUOUS = "where = tl.multiple_of(where, 16)", "where = tl.max_contiguous(where, {})"
 ROWS = """
@@ -218,27 +211,6 @@ def test_promises_about_addresses(text, skipped, apart, message):
     kernel[(1,)](x[skipped:], out, apart)  # pytest makes another warning an error
     places = torch.arange(16) * apart
     assert torch.equal(out, x[skipped + (places if "% 8" not in text else places % 8)])
-
-
-@triton.jit
-def promise(pointers):
-    tl.multiple_of(pointers, 16)
-
-
-@triton.jit
-def promising(x):
-    promise(x + tl.arange(0, 16))
-
-
-@pytest.mark.parametrize(("library", "function"), [(False, promise), (True, promising)])
-def test_the_line_is_the_innermost_of_the_user(monkeypatch, library, function):
-    """This folder is called triton, and is the user's; where all code is a library's, the kernel is named."""
-    if library:
-        monkeypatch.setattr(hints, "DEVICE_FUNCTIONS", (os.path.dirname(__file__),))
-    said = rf"'promising', line {function.starting_line_number + 2} of test_cpu_memory.py: .* is 4 bytes behind one"
-    with pytest.warns(RuntimeWarning, match=said) as caught:
-        promising[(1,)](torch.zeros(17)[1:])
-    assert caught[0].filename == __file__
 
 
 # -- pointers off the heap and context tensors, also in a world of one ------------------------------------------------
@@ -320,25 +292,3 @@ def test_bases_of_no_heap_are_refused_and_masked_elements_may_lie_anywhere(make_
     with pytest.raises(OutOfBoundsError) as caught:
         move[(1,)](x, world.bases, out, 1, 1024, BLOCK=1024)
     assert caught.value.lane == 512
-
-
-def test_a_table_of_other_memory_will_do_if_it_is_accessible(tmp_path):
-    """Memory of any origin, here files that are mapped: they begin at multiples of a page."""
-    files = [torch.from_file(str(tmp_path / f"{r}"), shared=True, size=2048, dtype=I64) for r in range(2)]
-    for r, each in enumerate(files):
-        each.copy_(torch.arange(2048) + 10000 * r)
-    addresses, out = torch.tensor([each.data_ptr() for each in files]), torch.zeros(4, dtype=I64)
-    with pytest.raises(ArgumentError, match=r"allow_region makes accessible"):
-        move[(1,)](files[0][8:], addresses, out, 1, 4, BLOCK=4)
-    tokens = [interpreter.allow_region(each.data_ptr(), each.nbytes, "file") for each in files]
-    try:
-        move[(1,)](files[0][8:], addresses, out, 1, 4, BLOCK=4)
-        assert out.tolist() == [10008, 10009, 10010, 10011]
-        with pytest.raises(OutOfBoundsError, match="not on the heap of the rank that it was translated from"):
-            move[(1,)](out, addresses, out, 1, 4, BLOCK=4)
-        addresses[1] += 8
-        with pytest.raises(ArgumentError, match="differ by multiples of 4096 bytes"):
-            move[(1,)](files[0], addresses, out, 1, 4, BLOCK=4)
-    finally:
-        for token in tokens:
-            interpreter.unregister_memory(token)

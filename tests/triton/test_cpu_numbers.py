@@ -61,19 +61,6 @@ def test_fma_rounds_once(triples):
             assert error <= abs(Fraction(float(neighbour)) - exact)
 
 
-@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32, np.uint32, np.int64, np.uint64])
-@given(data=st.data())
-@settings(max_examples=40, deadline=None)
-def test_umulhi_is_the_upper_half_of_the_unsigned_product(dtype, data):
-    info = np.iinfo(dtype)
-    pair = st.tuples(*[st.integers(int(info.min), int(info.max))] * 2)
-    a, b = np.array(data.draw(st.lists(pair, min_size=1, max_size=8)), dtype).T
-    mask, got = 2**info.bits - 1, numerics.umulhi(a, b)
-    assert got.dtype == dtype
-    products = [(int(x) & mask) * (int(y) & mask) >> info.bits for x, y in zip(a, b, strict=True)]
-    assert [int(x) & mask for x in got] == products
-
-
 @table("dtype", [np.int8, np.int32, np.int64, np.uint8, np.uint32, np.uint64])
 def test_float_to_int_saturates(dtype):
     info = np.iinfo(dtype)
@@ -184,7 +171,6 @@ def make(type_, shape, seed):
 
 
 def outcome(function, *operands):
-    """Type and values, or the kind of error."""
     try:
         with np.errstate(all="ignore"):
             result = function(*operands)
@@ -232,17 +218,6 @@ def test_pointer_offsets(offset):
         for number in (5, -5, 2**40):
             base = wrap(np.full(1, 2**40, np.uint64), pointer)
             assert outcome(fast, base, number) == outcome(general, base, number)
-
-
-def test_expanding_dimensions_and_types():
-    value, full = make(tl.float32, (4, 4), 5), slice(None)
-    for index in ((full, None, full), (None, full, full), (full, full, None)):
-        general = tl.tensor.__getitem__.__wrapped__(value, index, _semantic=DIALECT.semantic)
-        assert outcome(DIALECT.helpers["item"], value, index) == outcome(lambda x: x, general)
-    with pytest.raises((ValueError, IndexError)):
-        DIALECT.helpers["item"](value, (full, 3))
-    assert DIALECT.helpers["Eq"](tl.float32, tl.float32) is True
-    assert DIALECT.helpers["Is"](tl.constexpr(None), None)
 
 
 @table("type_", [tl.float32, tl.pointer_type(tl.float32)])

@@ -1,8 +1,6 @@
 """Reductions, scans, shapes, products, random numbers, mathematical functions, descriptors, atomics: against torch."""
 
-import functools
 import math
-import operator
 
 import pytest
 import torch
@@ -44,17 +42,6 @@ def test_maximum_ignores_nan_as_on_gpus():
     x[:, 3], x[:, 4] = float("nan"), 7
     check("tl.max(v, axis=1)", torch.full((16,), 7.0), v=x)
     check("tl.min(v, axis=1)", torch.ones(16), v=x)
-
-
-def test_reductions_of_everything_and_kept_dimensions():
-    x, rows = randn(8, 8) * 10, "tl.sum(v, axis=1, keep_dims=True)"
-    largest = "tl.max(tl.reshape(v, [64]), axis=0, return_indices=True)"
-    check("tl.sum(v)", x.sum(), v=x, atol=1e-3, rtol=1e-5)
-    check("tl.max(v)", x.max(), v=x)
-    check(f"{largest}[0]", x.max(), v=x)
-    check(f"{largest}[1]", x.argmax().int(), v=x)
-    check(f"tl.sum({rows} * {rows})", (x.sum(1) ** 2).sum(), v=x, atol=1e-3, rtol=1e-5)
-    check("tl.xor_sum(v)", torch.tensor(functools.reduce(operator.xor, x.int().flatten().tolist())).int(), v=x.int())
 
 
 @triton.jit
@@ -274,21 +261,6 @@ def test_lanes_with_the_same_address_all_count(dtype):
     at_one_place[(4,)](p, torch.ones(64, dtype=dtype), old, N=64)
     assert p.item() == 128
     assert not old[1::2].any()  # lanes that are masked off do nothing and return 0
-
-
-@triton.jit
-def compare_and_swap(p, old, cmp, val, N: tl.constexpr):
-    i = tl.arange(0, N)
-    tl.store(old + i, tl.atomic_cas(p + i, tl.load(cmp + i), tl.load(val + i)))
-
-
-@table("dtype", [I32, torch.int64, torch.int16, torch.float32, torch.float64])
-def test_compare_and_swap(dtype):
-    rows = [1, 2, 3, 4], [0, 0, 0, 0], [1, 0, 3, 0], [10, 20, 30, 40]
-    p, old, cmp, val = (torch.tensor(row).to(dtype) for row in rows)
-    compare_and_swap[(1,)](p, old, cmp, val, N=4)
-    assert p.tolist() == [10, 2, 30, 4]
-    assert old.tolist() == [1, 2, 3, 4]
 
 
 @triton.jit

@@ -217,26 +217,6 @@ def test_alone_a_deadlock_is_an_error_at_once(on_heap):
 
 
 @triton.jit
-def count_polls(flag, polls):
-    pid, count = tl.program_id(0), 0
-    while tl.load(flag + pid, volatile=True) == 0:
-        count += 1
-    tl.store(polls + pid, count)
-    tl.atomic_xchg(flag + 1 - pid, 1)
-
-
-@pytest.mark.parametrize("first", [0, 1])
-def test_kernels_poll_seldom_while_nothing_changes(first):
-    flag, polls = words(), words()
-    writer = threading.Timer(1.0, lambda: flag[first].fill_(1))
-    writer.start()
-    with interpreter.configured(timeout_s=NEVER):
-        count_polls[(2,)](flag, polls)
-    writer.join()
-    assert 0 < polls[:2].sum() < 200  # looking every millisecond, as the executor does, would be more
-
-
-@triton.jit
 def wait_by_clock(flag, out):
     end = read_realtime() + 800_000_000
     while (tl.load(flag, volatile=True) == 0) & (read_realtime() < end):

@@ -20,8 +20,6 @@ from iris_core.errors import CapabilityError
 from iris_core.types import ContextSpec, CreateRequest, DeviceTarget, DeviceType
 from iris_triton import interpreter, language
 from iris_triton.backend import TritonBackend
-from iris_triton.interpreter import OutOfBoundsError
-from iris_triton.language import asm
 from iris_triton.settings import TritonSettings
 
 I32, I64 = torch.int32, torch.int64
@@ -33,7 +31,6 @@ def touching(text):
     return kernel_of(triton.jit, "x, out, bases, first, second", text, iris=iris, tl=tl)
 
 
-LOAD = touching("tl.store(out, iris.load(x, first, second, bases))")
 TURN = """
 rows, columns = tl.arange(0, 8)[:, None], tl.arange(0, 16)[None, :]
 tile = iris.load(x + rows * 16 + columns, first, second, bases, hint={hint!r})
@@ -43,20 +40,6 @@ TO_RANKS = """
 ranks, i = tl.arange(0, 4)[:, None], tl.arange(0, 8)[None, :]
 iris.store(x + ranks * 0 + i, ranks * 10.0 + i, first, ranks, bases)
 """
-
-
-def test_the_first_rank_owns_the_pointer(make_world):
-    """Called with a pointer into rank 1's heap, whoever calls; values get the element's type."""
-    world = make_world(2)
-    x, out = world.tensors(*(torch.tensor([1.0 + r], dtype=torch.bfloat16) for r in range(2))), torch.zeros(1)
-    for first, second in ((0, 1), (1, 0), (0, 0), (1, 1)):
-        LOAD[(1,)](x[first], out, world.bases, first, second)
-        assert out.item() == second + 1
-    touching("iris.store(x, 3.14159, first, second, bases)")[(1,)](x[1], out, world.bases, 1, 0)
-    assert [t.item() for t in x] == [torch.tensor(3.14159).to(torch.bfloat16).item(), 2.0]
-    # swapped ranks lead to an address in no heap, which the CPU executor refuses
-    with pytest.raises(OutOfBoundsError):
-        LOAD[(1,)](x[1], out, world.bases, 0, 1)
 
 
 def test_blocks_of_two_dimensions_and_of_ranks(make_world):
@@ -96,7 +79,7 @@ def test_a_rank_outside_the_world_is_named():
                 load_from[(1,)](x, out, ctx.get_device_context(), peer, 1)
 
 
-# -- names, the context, intrinsics -----------------------------------------------------------------------------------
+# -- names and the context ---------------------------------------------------------------------------------------------
 @table("module", [iris, interpreter, iris_gluon])
 def test_every_exported_name_can_be_had(module):
     for name in module.__all__:
@@ -105,24 +88,6 @@ def test_every_exported_name_can_be_had(module):
     assert module is not iris or set(language.__all__) <= set(iris.__all__)
     with pytest.raises(AttributeError, match="no attribute 'fence'"):
         module.fence  # noqa: B018
-
-
-@triton.jit
-def measure(out):
-    tl.store(out, asm.read_realtime())
-    tl.store(out + 1, asm.read_realtime())
-    tl.store(out + 2, asm.wait_clock_ns(1))
-    tl.store(out + 3, asm.get_cu_id())
-    tl.store(out + 4, asm.get_xcc_id())
-    asm.wait_stores()
-
-
-def test_intrinsics_on_the_cpu():
-    out = torch.full((5,), -1, dtype=torch.int64)
-    measure[(1,)](out)
-    first, second, third = out[:3].tolist()
-    assert 0 < first <= second <= third < first + 10**9
-    assert out[3:].tolist() == [0, 0]
 
 
 def test_backend_refuses_heaps_that_are_not_aligned():

@@ -44,23 +44,6 @@ def compiled_kernel(run, **fields):
     return types.SimpleNamespace(run=run, function=17, packed_metadata=(4, 1, 0), launch_metadata=described, **fields)
 
 
-def test_triton_launches_as_it_does():
-    asked, given = [], []
-    run = tritons(given)
-    _compat.launcher_of(compiled_kernel(run), 8)(99, VALUES)
-    run(8, 1, 1, 99, 17, (4, 1, 0), None, None, None, *VALUES)
-    ours, theirs = given
-    assert ours == theirs
-    given.clear()
-    triton.set_allocator(lambda *wanted: asked.append(wanted) or "scratch")
-    try:
-        _compat.launcher_of(compiled_kernel(tritons(given, scratch=64)), 8)(99, VALUES)
-    finally:
-        triton.set_allocator(triton.runtime._allocation.NullAllocator())
-    assert asked == [(8 * 64, 128, 99)]
-    assert "scratch" in given[0]
-
-
 # -- from C -----------------------------------------------------------------------------------------------------------
 @triton.jit
 def every_kind(out, flag, small, wide, address, nothing, pair, one, ratio, inp, BLOCK: tl.constexpr):
@@ -261,7 +244,6 @@ def test_a_profiler_is_told(monkeypatch, compiled, made, name):
 
 
 def changed(compiled, **fields):
-    """The kernel with other metadata."""
     metadata = types.SimpleNamespace(**vars(compiled.metadata) | fields)
     return types.SimpleNamespace(**vars(compiled) | {"metadata": metadata})
 
