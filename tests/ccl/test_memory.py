@@ -28,6 +28,7 @@ def regions(device, system_size, workspace):
             assert same is first
             assert again is space
             assert team.region("test", 5000) is larger
+            assert team.region("nothing", 0).nbytes == 8  # so that it can be seen as any dtype
             each = (first, other, larger, space)
             assert [region.nbytes for region in each[:3]] == [1000, 1000, 5000]
             assert 4096 <= space.nbytes <= 256 << 10

@@ -19,7 +19,7 @@ from iris_core.device.targets import device_targets
 from iris_core.errors import IrisError, SettingsError, UnsupportedError
 from iris_core.heap.heap import SymmetricHeap
 from iris_core.heap.streams import TorchStreams
-from iris_core.logs import rank_logger, set_logger_level
+from iris_core.logs import set_logger_level
 from iris_core.registry import default_registry, select
 from iris_core.registry.select import check_options
 from iris_core.settings import load_plugin_settings, load_settings, warn_unknown_variables
@@ -169,9 +169,7 @@ def open_heap(
     page = StatusPage(world)
 
     def make_context() -> tuple[KernelReports, ContextSpec, torch.Tensor]:
-        log = rank_logger(world.rank, world.world_size)
-        base, bounds = heap.heap_bases[world.rank], (settings.device_timeout, settings.watchdog)
-        reports = KernelReports(world.rank, target, page, base, heap.is_of_group, *bounds, log)
+        reports = KernelReports(target, page, heap, settings.device_timeout, settings.watchdog)
         spec = ContextSpec(
             rank=world.rank,
             world_size=world.world_size,

@@ -23,7 +23,7 @@ _NETWORK_WORD, _FAR_BASE = constexpr(_layout.NETWORK_WORD), constexpr(2)
 @triton.jit
 def check_rank(rank, world_size):
     """Assert a valid rank on the CPU and, on GPUs, in kernels compiled with debug=True; free elsewhere."""
-    tl.device_assert((rank >= 0) & (rank < world_size), "a rank outside the world is addressed")
+    tl.device_assert((rank >= 0) & (rank < world_size), "a rank outside the world is addressed: add % world_size")
 
 
 def _atomic(op):

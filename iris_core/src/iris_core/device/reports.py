@@ -18,12 +18,14 @@ from iris_core.device import context_words
 from iris_core.device.context_words import COMPARISONS, WAITING, Mismatch, MismatchCode, Status, code_of
 from iris_core.device.status import BASE
 from iris_core.errors import DeviceError, DeviceTimeoutError
+from iris_core.logs import rank_logger
 from iris_core.types import DeviceType
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from iris_core.device.status import StatusPage
+    from iris_core.heap.heap import SymmetricHeap
     from iris_core.logs import RankLogger
     from iris_core.types import DeviceTarget
 
@@ -128,19 +130,11 @@ class KernelReports:
     """The reports of all ranks, as one rank sees them."""
 
     def __init__(
-        self,
-        rank: int,
-        target: DeviceTarget,
-        page: StatusPage,
-        heap_base: int,
-        is_of_group: Callable[[int], bool],
-        timeout_s: float | None,
-        watchdog_s: float,
-        log: RankLogger,
+        self, target: DeviceTarget, page: StatusPage, heap: SymmetricHeap, timeout_s: float | None, watchdog_s: float
     ) -> None:
-        self._rank, self._page, self._log = rank, page, log
+        rank = self._rank = heap.rank
+        self._page, self._heap, self._log = page, heap, rank_logger(rank, len(heap.heap_bases))
         self._on_gpu = target.type is not DeviceType.CPU
-        self._is_of_group = is_of_group
         self._watchdog_s = watchdog_s
         self.timeout_ns = int(-watchdog_s * 1e9) if timeout_s is None else max(1, int(timeout_s * 1e9))
         """The bound as kernels read it; see `iris_core.types.ContextSpec`."""
@@ -150,7 +144,7 @@ class KernelReports:
         self.alarm = page.words  # the first word changes with every report, of any rank
         self.heard = 0  # the alarm up to which this rank has looked: a call compares, and calls `raise_new`
         self.idle = True  # no kernel of this rank runs, as far as the host knows
-        page.words[page.first(rank) + BASE] = heap_base
+        page.words[page.first(rank) + BASE] = heap.heap_bases[rank]
         words = [0] * context_words.STATUS_WORDS
         words[context_words.ALARM] = page.register(target)
         words[context_words.ROW] = words[context_words.ALARM] + page.first(rank) * page.words.itemsize
@@ -171,8 +165,7 @@ class KernelReports:
         """
         if self._on_gpu and torch.cuda.is_current_stream_capturing():
             return
-        error = self.error()
-        if error is not None:
+        if (error := self.error()) is not None:
             raise error
 
     def error(self, *, at_end: bool = False) -> DeviceError | None:
@@ -230,8 +223,15 @@ class KernelReports:
             )
             is_length = code_of(code) == MismatchCode.LENGTH  # else it is of a group in which this rank is not
             return Meaning((self._rank,), op="flash_decode", text=text) if is_length else None
-        others = report.rank != self._rank and self._is_of_group(report.offset_bytes)
-        return None if others else Meaning((self._rank,))
+        others = report.rank != self._rank and self._heap.is_of_group(report.offset_bytes)
+        return None if others else Meaning((self._rank,), text=self._place(report.offset_bytes))
+
+    def _place(self, offset_bytes: int) -> str:
+        """Say in which tensor of the heap, which every rank has there, a word lies."""
+        for block in self._heap.live_blocks():
+            if 0 <= (byte := offset_bytes - block.offset_bytes) < block.nbytes:
+                return f"The word is byte {byte} of {block.label}. "
+        return ""
 
     # -- the end, and a new beginning ---------------------------------------------------------------------------------
     def forget(self, ranks: Sequence[int]) -> None:

@@ -258,11 +258,11 @@ class Team:
         if self.spans_nodes:
             raise UnsupportedError(f"workspace {name!r} of {self._name}: they are on several nodes")
         known = self._regions.setdefault(name, [])  # each is larger than those before
-        found = next((region for region in known if region.nbytes >= nbytes), None)
-        if found is not None:
+        if (found := next((region for region in known if region.nbytes >= nbytes), None)) is not None:
             return found
-        self.ask(f"the workspace {name!r} of a collective")
-        region = self._memory.take(self.world, self.members, nbytes, f"workspace {name!r} of a collective", fill)
+        what = f"workspace {name!r} of a collective"
+        self.ask(f"the {what}")
+        region = self._memory.take(self.world, self.members, nbytes or _WORD, what, fill)
         known.append(region)
         return region
 

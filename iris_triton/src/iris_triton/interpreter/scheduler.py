@@ -301,8 +301,8 @@ class Scheduler:
             f"kernel {self._kernel!r}, program {program.pid}{on}: all programs of the launch have been waiting {how}. "
             f"This one polls {where}{self._checker.describe(address)}; the last value seen was {last:#x} "
             f"({int.from_bytes(first, 'little', signed=True)} as a signed integer). {len(self._waiting)} other "
-            f"programs wait, {self._unstarted} have not started. Look for what should write there, or raise timeout_s "
-            "of the CPU executor."
+            f"programs wait, {self._unstarted} have not started. Look for what should write there, or raise "
+            "IRIS_TRITON__CPU_TIMEOUT."
         )
         elsewhere = tuple(sorted({rank for heap in regions.registered_heaps() for rank in heap.elsewhere()}))
         if elsewhere:

@@ -153,7 +153,7 @@ class PluginConformance(OnRanks):
 
         Of an optional protocol there are all members or none; those of an allocator are there if `provides` says so.
         """
-        assert member_problems(created, PROTOCOLS[self.kind]) == []
+        assert not (problems := member_problems(created, PROTOCOLS[self.kind])), "; ".join(problems)
         assert created.info == info
         of_allocators = {PluginKind.ALLOCATOR: True, PluginKind.BACKEND: False}.get(self.kind)
         for name, protocol in vars(protocols).items():

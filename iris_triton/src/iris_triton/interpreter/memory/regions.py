@@ -238,8 +238,8 @@ class BoundsChecker:
         first = int(np.argmax(bad))
         address, lane, others = int(addresses[first]), int(lanes[first]), int(bad.sum()) - 1
         advice = (
-            "Mask the access, or, if the address was loaded from memory and is right, pass the tensor as an argument "
-            "or call iris_triton.interpreter.allow_region."
+            "Mask the access, free the tensor later if it was freed, or, if the address was loaded from memory and is "
+            "right, pass the tensor as an argument or call iris_triton.interpreter.allow_region."
         )
         near = self._nearest(address)
         if address >= OFF_HEAP:
