@@ -150,7 +150,8 @@ def kernels() -> str:
 
 # -- beside peers -----------------------------------------------------------------------------------------------------
 _LEFT_OUT: dict[str, set[Any]] = {
-    "fused": {1, 64, 512, 1024, 2048, "28672x8192"}, "norm": {16, 128}, "models": {"heap", "dispatch", 8, 8192},
+    "fused": {1, 64, 512, 1024, 2048, "11008x4096", "28672x8192"},
+    "norm": {16, 128}, "models": {"heap", "dispatch", 8, 8192},
     "torch_backend": {"FSDP2, 2048/2048", "FSDP2, 4096/512", "DDP, 4096/512"},
     "ccl": {"all_gather", "reduce_scatter"},  # between kernels
 }  # fmt: skip
@@ -267,23 +268,18 @@ def between() -> str:
 
 def fused() -> str:
     """The choice beside the best peer, in graphs and eagerly."""
+    found: dict[tuple[int, str], dict[tuple[int, str], dict[str, str]]] = {}  # tables, their rows, and cells
+    for each in points("fused"):
+        if is_on_page("fused", each.params):
+            rows = found.setdefault((each.num_ranks, each.launched), {})
+            row = rows.setdefault((each.params["m"], each.params["weight"]), {})
+            row[each.op] = f"{each.times['iris']:.0f} ({each.ratio:.2f})"
     parts = []
-    for file in files("fused"):
-        here = {
-            (each.op, each.launched, each.params["m"], each.params["weight"]): each
-            for each in points("fused")
-            if each.file == file and is_on_page("fused", each.params)
-        }
-        ops = list(dict.fromkeys(op for op, *_ in here))
-        for how in dict.fromkeys(how for _, how, *_ in here):
-            rows = []
-            for m, weight in dict.fromkeys((m, weight) for *_, m, weight in here):
-                found = [here.get((op, how, m, weight)) for op in ops]
-                cells = (f"{p.times['iris']:.0f} ({p.ratio:.2f})" if p else "" for p in found)
-                rows.append([f"{m}, {weight}", *cells])
-            gpus = next(iter(here.values())).num_ranks
-            heads = (op.replace("_", "_<wbr>") for op in ops)  # may be broken there
-            parts.append(table([f"us, {gpus} GPUs, {how}", *heads], rows))
+    for (gpus, launched), rows in found.items():
+        ops = list(dict.fromkeys(op for row in rows.values() for op in row))
+        heads = (op.replace("_", "_<wbr>") for op in ops)  # may be broken there
+        cells = [[f"{m}, {weight}", *(row.get(op, "") for op in ops)] for (m, weight), row in sorted(rows.items())]
+        parts.append(table([f"us, {gpus} GPUs, {launched}", *heads], cells))
     return "\n\n".join([*parts, source(*files("fused"))])
 
 
