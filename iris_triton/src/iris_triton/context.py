@@ -7,6 +7,7 @@ from triton.language import constexpr
 from iris_core.device import context_words as _layout
 from iris_triton import language
 from iris_triton._compat import aggregate
+from iris_triton.interpreter.entries import cpu_entry
 from iris_triton.language import gin
 from iris_triton.language import trace as events
 from iris_triton.language.address import check_context
@@ -24,6 +25,12 @@ _NETWORK_WORD, _FAR_BASE = constexpr(_layout.NETWORK_WORD), constexpr(2)
 def check_rank(rank, world_size):
     """Assert a valid rank on the CPU and, on GPUs, in kernels compiled with debug=True; free elsewhere."""
     tl.device_assert((rank >= 0) & (rank < world_size), "a rank outside the world is addressed: add % world_size")
+
+
+@cpu_entry(check_rank)
+def _refuse_rank(program, rank, world_size):
+    if not 0 <= rank < world_size:
+        raise AssertionError(f"rank {rank} is addressed in a world of {world_size}: add % world_size")
 
 
 def _atomic(op):
