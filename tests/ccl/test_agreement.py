@@ -31,7 +31,6 @@ from iris_triton.collectives.parts.barrier import row_words
 from iris_triton.collectives.parts.sizes import MOVABLE
 
 
-# -- calls that are refused, and calls that differ --------------------------------------------------------------------
 def of(algorithm, **more):
     return Config(algorithm=algorithm, **more)
 
@@ -209,7 +208,6 @@ def refused_later(ctx):
     assert (one.imag.tolist(), other.tolist(), wide[:5].unique().tolist()) == ([4.0] * 4, [0j] * 4, [1.0, 2.0])
 
 
-# -- plans that only some can make ------------------------------------------------------------------------------------
 @on_heap("24MiB")
 def next_candidate(ctx):
     """What is chosen has no room on rank 1; another one serves the call on all, now and when it is prepared again."""
@@ -241,7 +239,6 @@ def next_candidate(ctx):
     assert all("group of ranks 0, 1: all_reduce does without" in text for text in warnings)
 
 
-# -- what only the device can tell ------------------------------------------------------------------------------------
 @on_heap("24MiB")
 def messages_that_differ(ctx):
     """Messages that are not what the receiver expects, of one piece and of several, and of nothing; then right ones."""
@@ -364,7 +361,6 @@ def kinds_without_end(device):
         assert len(usual) == 1
 
 
-# -- members that are ahead -------------------------------------------------------------------------------------------
 def wait_for(file):
     deadline = time.monotonic() + 60
     while not file.exists() and time.monotonic() < deadline:
@@ -419,7 +415,6 @@ def laid_out_otherwise(ctx, folder):
     assert unlike((f"{words} rank 1", lambda: reduce(out[:4], (dense, strided)[ctx.cur_rank][:4]))) == []
 
 
-# -- tests -------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("num_ranks", [3])
 def test_what_one_rank_refuses_all_refuse(pool, num_ranks, device):
     for rows in zip(*pool.run(refused_by_some, num_ranks, device), strict=True):
@@ -455,7 +450,6 @@ def test_tables_that_differ_in_the_launch_are_noticed(pool, tmp_path):
     assert pool.run(tables_that_differ, 2, "cpu", str(tmp_path)) == [None] * 2
 
 
-# -- without ranks ----------------------------------------------------------------------------------------------------
 def test_another_algorithm_serves_in_graphs(monkeypatch):
     """A launch that a graph captures is not kept less long than the graph may need it."""
     capturing, launched = [False], []

@@ -179,7 +179,6 @@ def of_products(ctx):
     return found
 
 
-# -- tests -------------------------------------------------------------------------------------------------------------
 @pytest.mark.slow
 @pytest.mark.parametrize(("job", "num_ranks"), [
     (wrong_bits, 3), *(pytest.param(wrong_bits, n, marks=pytest.mark.exhaustive(device="cpu")) for n in (2, 4)),

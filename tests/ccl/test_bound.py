@@ -124,7 +124,6 @@ def replays(ctx):
     return found
 
 
-# -- tests -------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("num_ranks", [3])
 @pytest.mark.parametrize("group", [None, [2, 0]])
 def test_bound_calls_are_right(pool, group, device, num_ranks):

@@ -26,7 +26,6 @@ REQUEST = CollectiveRequest(
 )
 
 
-# -- measured tables ---------------------------------------------------------------------------------------------------
 MIB = 1 << 20
 OF_MIB = replace(REQUEST, nbytes=MIB)
 
@@ -40,7 +39,6 @@ def names(found):
     return [entry.algorithm for entry in found.entries]
 
 
-# -- the nearest point ------------------------------------------------------------------------------------------------
 def one_point(folder, algorithm, **row):
     head = {name: row.pop(name) for name in ("device", "group_size") if name in row}
     row = {"nbytes": MIB, "algorithm": algorithm, "config": {"comm_sms": 4}} | row
@@ -131,7 +129,6 @@ def test_the_first_folder_counts_and_is_compared_with_itself_alone(tmp_path):
     assert names(tables(shipped, own).nearest(OF_MIB)) == ["shipped"]
 
 
-# -- what this process measures ---------------------------------------------------------------------------------------
 def entry(algorithm="new", seconds=1e-6, **more):
     return Entry("all_reduce", "bfloat16", (MIB,), algorithm, seconds, group_size=4, **more)
 
@@ -181,9 +178,6 @@ def test_what_cannot_be_kept_serves_this_process(tmp_path, caplog, there):
     assert str(path) in warning
 
 
-# -- files ------------------------------------------------------------------------------------------------------------
-
-
 ONE_SIZE = "a line has `nbytes`, or `m`, `n` and `k`"
 
 
@@ -201,7 +195,6 @@ def test_what_a_table_cannot_say(tmp_path, head, row, text):
         read_table(path)
 
 
-# -- the choice --------------------------------------------------------------------------------------------------------
 class Algorithm:
     """Says what it is told to say."""
 

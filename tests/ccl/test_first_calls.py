@@ -92,7 +92,6 @@ def said_of(ctx, count=6, **how):
     return found.algorithm, found.why
 
 
-# -- results ----------------------------------------------------------------------------------------------------------
 def results(device, cache, members, mode):
     """Every operation, with new data in each of two calls; returns why which algorithms serve those that reduce to all.
 
@@ -121,7 +120,6 @@ def results(device, cache, members, mode):
     return found
 
 
-# -- what is kept -----------------------------------------------------------------------------------------------------
 def twice(cache, mode):
     """Two contexts, one after the other: the second one measures only if all is measured always."""
     for is_later in (False, True):
@@ -223,7 +221,6 @@ def little_room(cache, taken, wanted):
         assert ctx.heap.stats().largest_free >= before // 2
 
 
-# -- what goes wrong --------------------------------------------------------------------------------------------------
 def odd_one(cache, where, who):
     """An algorithm that cannot be prepared, or launched, on all ranks or on one, is left out.
 
@@ -272,7 +269,6 @@ def calls_that_differ(cache, what, words):
         assert said_of(ctx) == ("two_shot", HERE)
 
 
-# -- tests -------------------------------------------------------------------------------------------------------------
 ONE_IS_GOOD = "the cheapest by its model"
 two_ranks = pytest.mark.parametrize("num_ranks", [2])
 
@@ -282,7 +278,6 @@ def cache(tmp_path):
     return str(tmp_path)
 
 
-# -- results ----------------------------------------------------------------------------------------------------------
 @pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", [3])
 @pytest.mark.parametrize(("members", "mode"), [((0, 1, 2), "first"), ((2, 0), "exhaustive")])
@@ -294,7 +289,6 @@ def test_results_are_right_after_measuring_also_in_place(pool, num_ranks, device
         assert set(reasons) - alone == ({HERE} if rank in members else set())
 
 
-# -- what is kept -----------------------------------------------------------------------------------------------------
 @two_ranks
 @pytest.mark.parametrize(("mode", "configs"), [("first", [{}]), ("exhaustive", [{}, {"comm_sms": 2}])])
 def test_a_later_context_measures_nothing_or_all_again(pool, num_ranks, tmp_path, mode, configs):

@@ -96,7 +96,6 @@ def beside_each_other(ctx, is_bound):
     return [y.unique().tolist() for y in outs]
 
 
-# -- tests -------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("system_size", "workspace"), [("1MiB", "64KiB"), ("128KiB", "256KiB")])
 def test_regions_of_teams(pool, system_size, workspace):
     first, second, third = pool.run(regions, 3, "cpu", system_size, workspace)

@@ -103,7 +103,6 @@ def test_every_graph_has_flags_of_its_own(monkeypatch):
         group._slot()
 
 
-# -- on the CPU -------------------------------------------------------------------------------------------------------
 class FailsInBetween(HostStreams):
     """A call fails right behind a look for failures, which knows nothing of it."""
 
@@ -138,7 +137,6 @@ def test_no_call_goes_ahead_behind_one_that_fails_meanwhile(run):
     team.close()
 
 
-# -- calls from any thread, whatever its current device ----------------------------------------------------------------
 class Guard:
     """What torch.cuda.device does, of devices that are not there."""
 

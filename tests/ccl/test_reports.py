@@ -261,7 +261,6 @@ def late(device, folder):
         assert any(text.startswith(f"rank {rank} no longer waits for rank 1") for text in records)
 
 
-# -- tests -------------------------------------------------------------------------------------------------------------
 FOLLOWING = [
     "all_reduce", "all_reduce of another kind", "async", "matmul_all_reduce", "device_barrier", "ccl.barrier",
     "barrier",
@@ -335,7 +334,6 @@ def test_a_long_wait_is_warned_about(pool, num_ranks, device, tmp_path):
     assert pool.run(late, num_ranks, device, str(tmp_path)) == [None] * num_ranks
 
 
-# -- one rank ---------------------------------------------------------------------------------------------------------
 @table("begin", ["", "get_device_context", "device_barrier", "ccl.barrier", "ccl.all_reduce"])
 def test_the_watchdog_begins_with_the_first_kernel_unless_it_is_switched_off(monkeypatch, begin):
     monkeypatch.delenv("IRIS_DEVICE_TIMEOUT", raising=False)

@@ -35,7 +35,6 @@ def test_a_few_ranks(pool, job, num_ranks, device):
     assert pool.run(job, num_ranks, device) == [None] * num_ranks
 
 
-# -- asynchronous calls that no caller waits for ----------------------------------------------------------------------
 @pytest.mark.parametrize("num_ranks", rank_counts(3, seldom=[4]))
 def test_barriers_finish_calls_and_frees_wait_for_them(pool, some, num_ranks, device):
     rounds = 12 if device == "cuda" else len(some(range(12), 2))
@@ -50,7 +49,6 @@ def test_errors_of_calls_that_no_caller_waits_for(pool, job, num_ranks, args):
     assert pool.run(job, num_ranks, *args) == [None] * num_ranks
 
 
-# -- graphs -----------------------------------------------------------------------------------------------------------
 @pytest.mark.multigpu
 @pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", [2, 4, 8])

@@ -127,9 +127,6 @@ def gloo_sum(dying=None):
         return y.tolist()
 
 
-# -- tests -------------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.multigpu(shared=False))])  # as NCCL refuses
 def device(request):
     return request.param

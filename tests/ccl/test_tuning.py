@@ -93,7 +93,6 @@ def chosen(cache, *shape):
         return found.algorithm, found.why
 
 
-# -- tests -------------------------------------------------------------------------------------------------------------
 SMALL, LARGE = (TuneOptions(dtypes=(dtype,), min_nbytes=nbytes, max_nbytes=nbytes)
                 for dtype, nbytes in (("int8", 1), ("bfloat16", 5000)))  # fmt: skip
 

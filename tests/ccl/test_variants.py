@@ -93,7 +93,6 @@ def test_what_is_worth_measuring_is_served_and_differs(monkeypatch, op, name, si
         assert len({algorithm._launch_of(each) for each in requests}) == len(offered) <= 6
 
 
-# -- the copy engines -------------------------------------------------------------------------------------------------
 class Code(int):
     name = "INVALID_VALUE"
 

@@ -25,7 +25,6 @@ from iris_triton.collectives.packets.mailbox import MAX_PROGRAMS, WORDS
 SELDOM = pytest.mark.exhaustive(device="cpu")
 
 
-# -- what ranks do ----------------------------------------------------------------------------------------------------
 def set_epochs(ctx, epoch):
     """Let mailboxes be as new, with counters that are `epoch`; every rank calls it."""
     ctx.barrier()
@@ -138,7 +137,6 @@ def call_in_other_order(device, algorithm):
         go_on(ctx, both)
 
 
-# -- in any order -----------------------------------------------------------------------------------------------------
 PACKETS = partial(back_to_back, packets=True, slow=True, IRIS_CCL_WORKSPACE=SMALL)
 MIXED = [([each], rank_counts(seldom=[2, 3, 4, 8])) for each in ENCODINGS]
 MIXED += [(list(ENCODINGS), rank_counts(3, seldom=[2, 4, 8])), (["portable"], [3]), (["nvls"], [3])]

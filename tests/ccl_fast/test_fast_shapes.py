@@ -103,9 +103,6 @@ def test_places_of_packets_in_large_messages(encoding, first):
         assert not flags.any()
 
 
-# -- where they are offered, and when they are chosen -----------------------------------------------------------------
-
-
 @pytest.mark.parametrize("path", sorted(TABLES.glob("nvidia-h200-*.json")), ids=lambda path: path.stem)
 def test_models_come_near_what_was_measured(path, tmp_path, monkeypatch):
     """What they would choose without the table takes at most 1.6 times as long as the best, as far as it is there."""

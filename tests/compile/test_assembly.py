@@ -42,7 +42,6 @@ def test_compiles_for_the_target_named_and_restores_the_driver(target, text):
         compile_for(add_one, (torch.float32, 100), {"BLOCK": 64}, "gfx1")
 
 
-# -- address translation keeps alignment, contiguity, and 64 bits of distance -----------------------------------------
 VECTOR = {"sm_90": r"st\.global\.v4\.b32", "gfx942": r"global_store_dwordx4", "gfx950": r"global_store_dwordx4"}
 SINGLE = {"sm_90": r"st\.global\.b32", "gfx942": r"global_store_dword ", "gfx950": r"global_store_dword "}
 
@@ -125,7 +124,6 @@ def test_store_modifiers_reach_the_assembly(modifier):
     assert re.search(rf"st\.global\{modifier}\.v4", text)
 
 
-# -- kernels that come up while the one before still runs look at no memory before it has ended -----------------------
 ARGUMENTS = (I64, I64, 8, 1000, 0, 1)
 MEMORY = re.compile(r"^\s*(@\S+ )?(ld|st|atom|red)\.\S*(global|relaxed|acquire|release)", re.MULTILINE)
 WAIT = re.compile(r"\bld\.acquire\.")
@@ -170,7 +168,6 @@ def test_where_it_is_possible(monkeypatch, device, hip, capability, early):
     assert early_launch(device) == early
 
 
-# -- multicast addresses ----------------------------------------------------------------------------------------------
 KINDS = {F32: r"add\.v4\.f32", BF16: r"add\.acc::f32\.v4\.bf16x2", F16: r"add\.acc::f32\.v4\.f16x2"}
 REDUCE, STORE = r"multimem\.ld_reduce\.relaxed\.sys\.global\.", r"multimem\.st\.relaxed\.sys\.global\.v4\.f32"
 ADDRESS = 1 << 40

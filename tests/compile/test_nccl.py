@@ -77,7 +77,6 @@ def declared(version):
     return dict(normal(line) for line in lines if line.startswith("declare"))
 
 
-# -- anywhere ---------------------------------------------------------------------------------------------------------
 @table("version", VERSIONS)
 def test_a_shim_declares_what_the_wheel_defines(version):
     assert declared(version) == FUNCTIONS[version]
@@ -96,7 +95,6 @@ def test_the_extra_brings_versions_that_have_a_shim():
     assert [f"2.{minor}" for minor in range(33) if f"2.{minor}.99" in nccl.specifier] == VERSIONS
 
 
-# -- kernels ----------------------------------------------------------------------------------------------------------
 @triton.jit
 def exchange(data, box, flags, context, n, peer, W: tl.constexpr, BLOCK: tl.constexpr, OP: tl.constexpr):
     ctx = DeviceContext.from_tensor(context, W)

@@ -25,7 +25,6 @@ from iris_triton.testing.compile_only import assembly, compile_for
 INT64 = torch.int64
 ROWS = gl.constexpr(gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0]))
 
-# -- kernels and rank jobs --------------------------------------------------------------------------------------------
 # elements, first element of the source and of the target; in the last three addresses are no multiples of 16 bytes
 CASES = ((0, 0, 0), (1, 0, 0), (32, 0, 0), (33, 16, 32), (4096, 0, 0), (100_003, 64, 128), (5000, 1, 0), (5000, 0, 3),
          (5000, 1, 1))  # fmt: skip
@@ -191,7 +190,6 @@ def _numbers(rank: int, dtype: torch.dtype) -> torch.Tensor:
     return numbers > 30 if dtype is torch.bool else numbers.to(dtype)
 
 
-# -- tests ------------------------------------------------------------------------------------------------------------
 def compiled(target="sm_90", op="put", dtype=torch.int32, chunk=16384, stages=4, num_warps=4):
     arguments = [IrisDeviceCtx, INT64, dtype, dtype, 1000, 0, 0, 1, op]
     return compile_for(move, arguments, {"CHUNK_BYTES": chunk, "STAGES": stages, "num_warps": num_warps}, target)

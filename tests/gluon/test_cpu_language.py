@@ -17,7 +17,6 @@ LAYOUT = gl.constexpr(gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0]))
 OTHER = gl.BlockedLayout([4, 1], [8, 4], [1, 4], [0, 1])
 
 
-# -- layouts ----------------------------------------------------------------------------------------------------------
 @gluon.jit
 def double(x, out, n, layout: gl.constexpr, BLOCK: gl.constexpr):
     i = gl.program_id(0) * BLOCK + gl.arange(0, BLOCK, layout=layout)
@@ -108,9 +107,6 @@ def test_blocks_that_get_a_layout(text):
     kernel[(1,)](x)
     assert torch.equal(x, torch.arange(128.0) + 1)
     assert compile_for(kernel, (torch.float32,))
-
-
-# -- layouts that fit -------------------------------------------------------------------------------------------------
 
 
 def test_layouts_cover_a_row_before_they_go_to_the_next():

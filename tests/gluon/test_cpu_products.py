@@ -22,7 +22,6 @@ F16, BF16, F32, I8, I32, F64 = (
 )  # fmt: skip
 
 
-# -- wgmma ------------------------------------------------------------------------------------------------------------
 @gluon.jit
 def wgmma(
     a, b, c, out, M: gl.constexpr, N: gl.constexpr, K: gl.constexpr, k_instruction: gl.constexpr,
@@ -162,7 +161,6 @@ def test_layouts_and_types_of_wgmma(a, b, acc, text, compiler_looks):
     assert not said_by_the_compiler(bad_wgmma, A, B, SUM)
 
 
-# -- instructions on registers ----------------------------------------------------------------------------------------
 @gluon.jit
 def on_registers(
     a, b, c, out, M: gl.constexpr, N: gl.constexpr, K: gl.constexpr, layout: gl.constexpr, k_width: gl.constexpr,
@@ -209,7 +207,6 @@ def test_instructions_on_registers(layout, k_width, multiply, dtype, sum_dtype, 
         assert ("mma.sync" if target == "sm_90" else "v_mfma") in assembly(compile_for(on_registers, types, {}, target))
 
 
-# -- AMD --------------------------------------------------------------------------------------------------------------
 @gluon.jit
 def buffers(x, out, n, BLOCK: gl.constexpr):
     layout: gl.constexpr = gl.BlockedLayout([2], [64], [4], [0])
@@ -279,7 +276,6 @@ def test_direct_loads_to_shared_memory(what):
         direct_to_shared[(1,)](x, out, "no wait")
 
 
-# -- what is left out -------------------------------------------------------------------------------------------------
 SCALED = """
 a = gl.full([64, 64], 0, gl.uint8, gl.DotOperandLayout(0, MFMA_SCALED, 16))
 b = gl.full([64, 64], 0, gl.uint8, gl.DotOperandLayout(1, MFMA_SCALED, 16))

@@ -32,7 +32,6 @@ NAMES = {
 }  # fmt: skip
 
 
-# -- copies -----------------------------------------------------------------------------------------------------------
 @gluon.jit
 def copy_box(source, target, places, to):
     memory = gl.allocate_shared_memory(source.dtype, source.block_type.shape, source.layout)
@@ -153,7 +152,6 @@ def test_memory_that_does_not_fit_the_descriptor(dtype, shape, swizzle, text):
         other_memory[(1,)](describe(torch.zeros(32, 32), [32, 32]), dtype, shape, gl.NVMMASharedLayout(swizzle, 32, 2))
 
 
-# -- stores reach global memory late ----------------------------------------------------------------------------------
 STORED = """
 memory = gl.allocate_shared_memory(gl.float32, [16, 32], desc.layout, gl.full([16, 32], 7.0, gl.float32, BOX))
 fence_async_shared()
@@ -173,7 +171,6 @@ def test_a_wait_for_reads_is_no_wait_for_writes(wait, seen):
     assert torch.equal(x, torch.full((16, 32), 7.0))  # at the end of the program in any case
 
 
-# -- mbarriers --------------------------------------------------------------------------------------------------------
 @gluon.jit
 def phases(out, rounds):
     """One partition alone: phases go on by arrivals."""
@@ -230,7 +227,6 @@ def test_wrong_use_of_barriers(text, error, said):
         kernel[(1,)](torch.zeros(1), 2)
 
 
-# -- missing waits and fences -----------------------------------------------------------------------------------------
 BEGIN = {
     "load": "memory.load(BOX)",
     "store": "memory.store(gl.zeros([16, 32], gl.float32, BOX))",
@@ -342,7 +338,6 @@ def test_what_is_read_too_early_or_under_way_at_the_end(text, error, said):
         kernel[(1,)](describe(x, [16, 32]), x)
 
 
-# -- copies in groups -------------------------------------------------------------------------------------------------
 @gluon.jit
 def pipelined_sum(x, out, blocks, last, STAGES: gl.constexpr, what: gl.constexpr):
     """The sum of blocks of 128, of which elements from `last` on are masked off."""

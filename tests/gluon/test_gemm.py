@@ -74,7 +74,6 @@ def scatter_by_core(m, n, k, programs, turned=False):
         return wrong_elements(c, a, torch.cat(slabs, dim=1))
 
 
-# -- tests ------------------------------------------------------------------------------------------------------------
 BF16 = torch.bfloat16
 LARGE = gemm.GemmConfig()
 SMALL = gemm.GemmConfig(block_n=128, parts=1, stages=5)
@@ -111,7 +110,6 @@ def spilled_bytes(ptx):
     return sum(map(int, counts))
 
 
-# -- what it compiles to ----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("config", "turned"), [
     pytest.param(CONFIGS[name], STORED[stored], id=f"{name}-{stored}", marks=[pytest.mark.exhaustive] if i % 5 else [])
     for i, (name, stored) in enumerate(itertools.product(CONFIGS, STORED))
@@ -145,7 +143,6 @@ def test_a_matrix_of_one_tile(example):
     assert assembly(compile_for(example.portable, arguments, {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 16}))
 
 
-# -- configurations ---------------------------------------------------------------------------------------------------
 @table("change, text", [
     ({"parts": 3}, "parts must be 1 or 2"),
     ({"block_n": 96}, "block_n 64, 128 or 256"),
@@ -174,7 +171,6 @@ def test_choice_of_what_is_not_given(given, chosen):
     assert (config.block_m, config.block_n, config.block_k, config.stages, config.num_warps) == chosen
 
 
-# -- on the CPU: the executor computes TMA and wgmma -------------------------------------------------------------------
 @pytest.mark.parametrize(("shape", "dtype", "parts", "programs", "stored"), [
     ((64, 64, 64), BF16, 1, 3, "rows"), ((200, 104, 136), torch.float16, 1, 1, "rows"),
     ((200, 104, 136), BF16, 2, 3, "rows"), ((8, 8, 200), torch.float16, 2, 1, "rows"),
@@ -195,7 +191,6 @@ def test_all_scatter_by_the_core_on_cpu_ranks(pool, num_ranks, turned):
     assert pool.run(scatter_by_core, num_ranks, 136, 104, 72, 2, turned) == [0] * num_ranks
 
 
-# -- on a GPU ---------------------------------------------------------------------------------------------------------
 @pytest.fixture
 def hopper():
     if torch.cuda.get_device_capability() != (9, 0):

@@ -205,7 +205,6 @@ def open_heap(allocator, size="64MiB", device="cuda"):
     return Iris(size, device=device, allocator=allocator)
 
 
-# -- streams ----------------------------------------------------------------------------------------------------------
 @triton.jit
 def hold(gate, most):
     """Keep a stream busy until the gate is open."""
@@ -354,7 +353,6 @@ def capture(allocator):
         del graph
 
 
-# -- many cycles ------------------------------------------------------------------------------------------------------
 def many_cycles(allocator, cycles):
     """Allocate and free again and again: sizes that change, two streams, drops, a barrier now and then.
 
@@ -392,7 +390,6 @@ def many_cycles(allocator, cycles):
         return before, figures(), free - free_bytes(ctx), descriptors() - open_before
 
 
-# -- torch's settings -------------------------------------------------------------------------------------------------
 def is_expandable(tensor):
     """Whether torch has put a tensor into an expandable segment."""
     ptr = tensor.data_ptr()
@@ -447,7 +444,6 @@ def share_a_gpu(allocator):
         check(ctx, x, lambda peer: 50 + (peer - 1) % ctx.num_ranks)
 
 
-# -- tests -------------------------------------------------------------------------------------------------------------
 BOTH = pytest.mark.parametrize("allocator", ["torch", "vmem"])
 SLACK = 300 * MIB  # granules of up to 64 MiB, code that the driver loads late, torch's own small segments
 
@@ -467,7 +463,6 @@ class TestVmemAllocator(AllocatorConformance):
     num_cycles = 20
 
 
-# -- streams ----------------------------------------------------------------------------------------------------------
 @pytest.mark.gpu
 @BOTH
 def test_a_block_is_not_overwritten_by_a_stream_that_had_it(pool, allocator):
@@ -498,7 +493,6 @@ def test_under_pressure_and_in_captures(pool, allocator, job, num_ranks):
     assert pool.run(job, num_ranks, allocator) == [None] * num_ranks
 
 
-# -- memory -----------------------------------------------------------------------------------------------------------
 @pytest.mark.alone
 @pytest.mark.multigpu
 @pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])
@@ -534,7 +528,6 @@ def test_ranks_may_share_a_gpu(pool, allocator):
     assert pool.run(share_a_gpu, 2, allocator) == [None] * 2
 
 
-# -- existing tensors, memory pools, torch's expandable segments ------------------------------------------------------
 @pytest.mark.alone
 @pytest.mark.multigpu
 @pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])

@@ -220,7 +220,6 @@ def threads_and_replays(rounds):
         assert (failures, all(bool((out == total).all()) for out, _ in pairs)) == ([], True)
 
 
-# -- tests -------------------------------------------------------------------------------------------------------------
 pytestmark = [pytest.mark.multigpu, pytest.mark.alone]
 LIMIT_S = 100.0
 

@@ -175,7 +175,6 @@ def too_long(device):
     return wrong
 
 
-# -- tests -------------------------------------------------------------------------------------------------------------
 exhaustive = pytest.mark.exhaustive
 
 

@@ -40,7 +40,6 @@ def test_refused_calls(pool, num_ranks, device):
     assert pool.run(refused, num_ranks, device) == [[]] * num_ranks
 
 
-# -- many calls -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.multigpu(4))])
 def test_back_to_back_with_changing_data(pool, num_ranks, device):
     """All algorithms share memory, words and barriers; some ranks are late."""
@@ -67,7 +66,6 @@ def test_groups_of_any_ranks_in_any_order(pool, num_ranks):
     assert pool.run(in_groups, num_ranks, "cuda", sets, 0, cases, None, "gluon") == [[]] * num_ranks
 
 
-# -- compiled ---------------------------------------------------------------------------------------------------------
 KERNELS = {
     "push": (push_product, (BF16, BF16, BF16, BF16, I64, I64, 1, 1, 1000, 8192, 4096, 4096, 8192, 8192, 1, 8, 32, 64,
                             *END), {"DIM": 1, "BIAS": "columns"}),
@@ -161,7 +159,6 @@ def test_products_of_8_bit_floats(name, form):
     assert "serialized" not in assembler_says(assembly(made))
 
 
-# -- what `iris tune` measures ----------------------------------------------------------------------------------------
 GATHERS, SCATTERS = "all_gather_matmul", "matmul_reduce_scatter"
 OPS = (SCATTERS, "matmul_all_gather", GATHERS)
 

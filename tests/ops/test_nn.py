@@ -182,7 +182,6 @@ def of_a_layer(ctx):
     assert len({each for bias in biases for each in bias}) == 3 * size
 
 
-# -- tests -------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("num_ranks", "form", "algorithms", "members"), [
     *((2, form, None, None) for form in ("plain", "sequence", "whole")),
     *(pytest.param(4, form, None, None, marks=pytest.mark.exhaustive(device="cpu"))

@@ -207,7 +207,6 @@ def refused(device):
     return wrong + unlike(("HeapClosedError", lambda: reduce(a, b))), said
 
 
-# -- tests -------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("num_ranks", [4])
 def test_groups_of_any_ranks_in_any_order(pool, num_ranks, device):
     how = [[3, 1], [2, 0, 3], [2], [1, 3, 0, 2]], 4, IN_GROUPS, random_case, "triton"

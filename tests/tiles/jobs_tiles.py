@@ -29,7 +29,6 @@ MOVES = ("all_gather_rows", "all_gather_columns", "all_to_all", "gather")
 OPS = (*WITH_LOCKS, *ADDING, *MOVES)
 
 
-# -- kernels ----------------------------------------------------------------------------------------------------------
 @triton.constexpr_function
 def default_layout(shape, vector):
     """Triton's tiles have no layout; kernels in Gluon have another function in place of this one."""
@@ -117,7 +116,6 @@ KERNELS = {
 }
 
 
-# -- a case -----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Case:
     """One collective, launched `LAUNCHES` times in a row.
@@ -315,7 +313,6 @@ def run_case(ctx, language, case, problems, sums):
         problems.append(f"rank {rank}: {case} leaves a lock taken")
 
 
-# -- other jobs -------------------------------------------------------------------------------------------------------
 def simple_launch(ctx, language, op, data, src, dst, locks, programs=2, form="tile", number=0):
     """Launch with a source of the shape of the data."""
     kernel, context = KERNELS[language]

@@ -150,7 +150,6 @@ def test_functions_of_x_take_the_arguments_of_amds_iris(text, variant):
         assert torch.equal(out, rounded.float() if "src" in text else inp)
 
 
-# -- what is refused --------------------------------------------------------------------------------------------------
 @triton.jit
 def wrong(what: tl.constexpr, data, locks, context, W: tl.constexpr):
     ctx = DeviceContext.from_tensor(context, W)

@@ -214,7 +214,6 @@ def test_an_argument_that_is_one_is_a_constant():
     assert any("do_not_specialize" in note and "'fixed'" in note for note in caught.value.__notes__)
 
 
-# -- errors, and what is printed --------------------------------------------------------------------------------------
 def undecorated(x):
     return x + 1
 

@@ -137,7 +137,6 @@ def test_autotuner_takes_the_first_configuration_and_its_hook():
     assert tuned.best_config.kwargs == {"B": 32}
 
 
-# -- entries and assembly ---------------------------------------------------------------------------------------------
 @triton.jit
 def assembly(out, text: tl.constexpr):
     tl.store(out, tl.inline_asm_elementwise(text, "=r", [], dtype=tl.int32, is_pure=False, pack=1))
@@ -203,7 +202,6 @@ def test_assembly_that_is_built_in():
             assembly[(1,)](out, text)
 
 
-# -- other Tritons, other processes -----------------------------------------------------------------------------------
 def run_script(tmp_path, source, **environment):
     (tmp_path / "script.py").write_text(textwrap.dedent(source))
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment}

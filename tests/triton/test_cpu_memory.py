@@ -47,7 +47,6 @@ def test_a_heap_may_go_while_the_table_is_made(monkeypatch, make_heap):
     assert len(current_regions().heaps) == 2
 
 
-# -- bounds -----------------------------------------------------------------------------------------------------------
 def touching(text):
     return kernel_of(
         triton.jit, "p, offset, N: tl.constexpr", f"i = tl.arange(0, N)\nq = p + offset + i\n{text}", tl=tl
@@ -173,7 +172,6 @@ def test_misaligned_elements():
     assert data[1:9].tolist() == [1, 0, 0, 0, 2, 0, 0, 0]
 
 
-# -- promises ---------------------------------------------------------------------------------------------------------
 MULTIPLE, CONTIGUOUS = "where = tl.multiple_of(where, 16)", "where = tl.max_contiguous(where, {})"
 ROWS = """
 rows = tl.multiple_of(x + i[:, None] * apart + i[None, :], (1, 16))
@@ -213,7 +211,6 @@ def test_promises_about_addresses(text, skipped, apart, message):
     assert torch.equal(out, x[skipped + (places if "% 8" not in text else places % 8)])
 
 
-# -- pointers off the heap and context tensors, also in a world of one ------------------------------------------------
 CALLS = [
     "ctx.load(x + offsets, 0)", "ctx.store(x + offsets, 1, 0)", "ctx.get(x + offsets, own + offsets, 0)",
     "ctx.put(own + offsets, x + offsets, 0)", "ctx.copy(x + offsets, own + offsets, 0, 0)",

@@ -18,7 +18,6 @@ def randn(*shape, dtype=torch.float32, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-# -- reductions and scans ---------------------------------------------------------------------------------------------
 @table("dtype", [torch.float32, torch.bfloat16, torch.float16, I32, torch.int8, torch.uint8])
 def test_reductions(dtype):
     x = randn(16, 32) * 20
@@ -94,7 +93,6 @@ def test_histogram_drops_what_is_out_of_range():
         check(f"tl.histogram(v, 8, mask={mask})", bins, v=x)
 
 
-# -- shapes, products, functions --------------------------------------------------------------------------------------
 @table("expression, expected", [
     ("tl.split(tl.join(a, b))[0]", lambda x, y: x),
     ("tl.split(tl.join(a, b))[1]", lambda x, y: y),
@@ -189,7 +187,6 @@ def test_what_is_not_there_is_named(text, said):
         kernel_of(triton.jit, "x", text, tl=tl)[(1,)](torch.zeros(1, dtype=I32))
 
 
-# -- descriptors ------------------------------------------------------------------------------------------------------
 @triton.jit
 def described(source, out, rows, M, N, HOW: tl.constexpr, B: tl.constexpr, PADDING: tl.constexpr = "zero"):
     i, j = tl.program_id(0) * B, tl.program_id(1) * B
@@ -247,7 +244,6 @@ def test_what_descriptors_load_beyond_the_border(dtype):
         assert torch.equal(out[:16, :16], expected[:16, :16])
 
 
-# -- atomics within one process ---------------------------------------------------------------------------------------
 # tests/multirank/test_atomics.py has every operation with every type and order
 @triton.jit
 def at_one_place(p, v, old, N: tl.constexpr):

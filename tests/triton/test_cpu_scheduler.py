@@ -204,7 +204,6 @@ def test_timeouts_must_be_positive(value):
     assert interpreter.configuration().timeout_s == 60
 
 
-# -- waits for what no rank will change: an error at once, and only then ----------------------------------------------
 @pytest.mark.parametrize("on_heap", [False, True])
 def test_alone_a_deadlock_is_an_error_at_once(on_heap):
     with contextlib.ExitStack() as stack:

@@ -79,7 +79,6 @@ def test_a_rank_outside_the_world_is_named():
                 load_from[(1,)](x, out, ctx.get_device_context(), peer, 1)
 
 
-# -- names and the context ---------------------------------------------------------------------------------------------
 @table("module", [iris, interpreter, iris_gluon])
 def test_every_exported_name_can_be_had(module):
     for name in module.__all__:
@@ -96,7 +95,6 @@ def test_backend_refuses_heaps_that_are_not_aligned():
         backend.make_context(ContextSpec(0, 2, (0x1000, 0x1001)))
 
 
-# -- flags -------------------------------------------------------------------------------------------------------------
 @triton.jit
 def wait_alone(flag, value, out):
     tl.store(out, iris.wait(flag, value, "gt", "relaxed", "gpu"))
@@ -123,7 +121,6 @@ def test_a_block_of_flags_holds_if_all_do(last, holds):
     assert out.tolist() == [holds, 5, 6, 7, 8]
 
 
-# -- bounded waits ----------------------------------------------------------------------------------------------------
 @triton.jit
 def wait_bounded(flags, out, context, lanes: tl.constexpr, world_size: tl.constexpr):
     ctx = iris.DeviceContext.from_tensor(context, world_size)
@@ -203,7 +200,6 @@ def test_program_and_rank_of_the_report_and_waits_without_status_words(make_worl
     assert not world.status.any()
 
 
-# -- barrier ----------------------------------------------------------------------------------------------------------
 @triton.jit
 def meet(flags, contexts, words, rounds, world_size: tl.constexpr):
     """In a grid of two dimensions program j of a rank meets program j of the others."""
@@ -226,7 +222,6 @@ def test_programs_have_barriers_of_their_own_whose_counters_wrap_around(make_wor
         assert all((each == passed).all() for each in flags)
 
 
-# -- bad input --------------------------------------------------------------------------------------------------------
 @table("text, dtype, said", [
     ('iris.signal(flag, 1, 0, 0, bases, op="sub")', I64, 'op of signal must be "set" or "add"'),
     ('iris.wait(flag, 1, cmp="=>")', I64, "cmp of wait must be"),

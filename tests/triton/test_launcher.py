@@ -44,7 +44,6 @@ def compiled_kernel(run, **fields):
     return types.SimpleNamespace(run=run, function=17, packed_metadata=(4, 1, 0), launch_metadata=described, **fields)
 
 
-# -- from C -----------------------------------------------------------------------------------------------------------
 @triton.jit
 def every_kind(out, flag, small, wide, address, nothing, pair, one, ratio, inp, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
@@ -269,7 +268,6 @@ def test_triton_launches_what_c_cannot(monkeypatch, compiled):
         launcher._c_type.cache_clear()
 
 
-# -- compiled ahead ---------------------------------------------------------------------------------------------------
 def test_kernels_compile_beside_each_other(monkeypatch):
     """On other threads, for the tensors of the launch, as without."""
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())  # a torch for CPUs has none
