@@ -22,10 +22,7 @@ POISON = 0xA5
 
 
 def on_heap(nbytes, *, deterministic=None, packets=False, **variables):
-    """Let a job take a device where it is written with a context: opened with variables, closed when all are done.
-
-    With `packets`, CPU ranks emulate them.
-    """
+    """Let a job of a context take a device; all leave the context together; with `packets`, CPU ranks emulate them."""
 
     def decorate(job):
         @functools.wraps(job)

@@ -131,10 +131,7 @@ def back_to_back(
 
 
 def nobody_waits(device, seed, rounds):
-    """Calls of several teams whose handles are dropped: results are there behind a barrier, and no block is used twice.
-
-    Ranks are late by themselves; all else is the same on all of them.
-    """
+    """Calls whose handles are dropped, on late ranks: a barrier brings their results, and no block is used twice."""
     wrong = []
     with Iris("24MiB", device=device) as ctx:
         rank, size = ctx.cur_rank, ctx.num_ranks
@@ -270,10 +267,7 @@ def keeps_errors():
 
 
 def captured(device, cases, replays, workspace="", every=1, backend="auto"):
-    """What is wrong with calls in a graph, replayed with new data, looked at in `every` such turn.
-
-    A first call inside a capture is refused.
-    """
+    """What is wrong with replays of new data, looked at in `every` such turn; a first call in a capture is refused."""
     wrong, limits = [], {"IRIS_CCL_WORKSPACE": workspace} if workspace else {}
     with environment(**limits), Iris("64MiB", device=device, backend=backend) as ctx:
         rank, size = ctx.cur_rank, ctx.num_ranks

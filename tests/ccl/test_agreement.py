@@ -105,10 +105,7 @@ def tensors_of(ctx, n):
 
 @on_heap("16MiB", IRIS_BARRIER_TIMEOUT="30")
 def refused_by_some(ctx):
-    """Calls that one rank, each in turn, or all cannot make, of every operation; afterwards right ones.
-
-    Returns what each call raised.
-    """
+    """What calls raise that one rank, each in turn, or all cannot make, of every operation; afterwards right ones."""
     outcomes = []
     for who in (0, 2, "all", "none"):
         for row, (_, call, *_) in enumerate(DEFECTS):
@@ -339,10 +336,7 @@ def accepted(ctx):
 
 
 def kinds_without_end(device):
-    """Lengths and split sizes that vary; what is known of them stays bounded, and what was dropped works again.
-
-    What is used in every turn is not made again.
-    """
+    """Lengths and splits that vary: what is known stays bounded and works again, and what is in use is made once."""
     usual = set()
     with mock.patch.object(bind, "GENERATION", 8), Iris("24MiB", device=device) as ctx:
         rank = ctx.cur_rank

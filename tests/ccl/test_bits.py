@@ -47,10 +47,7 @@ def inputs_of(dtype, size):
 
 
 def wrong_bits(device):
-    """Call every algorithm that promises its bits; returns where other bits came.
-
-    Each dtype is in another one of the places.
-    """
+    """Where other bits came, of every algorithm that promises them; each dtype is in another one of the places."""
     places = ("heap", "ordinary", "in place")
     tried, wrong, own, reductions = set(), [], random.Random(), ("sum", "avg", "product", "max")
     with emulation(), Iris("24MiB", device=device, deterministic=True) as ctx:
@@ -139,10 +136,7 @@ def refusals(device):
 
 @on_heap("24MiB", deterministic=True)
 def of_products(ctx):
-    """Products that are reduced have the same bits wherever tensors lie, and sums are those of plain torch.
-
-    Returns the bits of those that all ranks have.
-    """
+    """Reduced products have the same bits wherever tensors lie, which are returned; sums are those of plain torch."""
     found, size, rank = [], ctx.num_ranks, ctx.cur_rank
     m, n, k = 32 * size, 40, 72
     generator = torch.Generator().manual_seed(rank)

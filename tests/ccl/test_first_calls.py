@@ -34,10 +34,7 @@ HERE = "measured here as the fastest"
 
 @contextlib.contextmanager
 def measuring(cache, mode="first", device="cpu", fastest="two_shot"):
-    """A context whose first calls measure, with a clock by which one algorithm is the fastest; None for a real one.
-
-    Tables that the library brings for this GPU are left out: a point of theirs would not be measured.
-    """
+    """A context without shipped tables whose calls measure, by a clock for which `fastest` is that, or a real one."""
     own = first_calls._cpu_seconds
 
     def seconds(launch, calls):
@@ -222,10 +219,7 @@ def little_room(cache, taken, wanted):
 
 
 def odd_one(cache, where, who):
-    """An algorithm that cannot be prepared, or launched, on all ranks or on one, is left out.
-
-    A launch that fails on one rank raises on all.
-    """
+    """An algorithm that cannot be prepared or launched is left out; a launch that fails on one rank raises on all."""
     with environment(IRIS_DEVICE_TIMEOUT="5"), measuring(cache) as ctx:
         bad, alone = who in ("all", ctx.cur_rank), where == "launch" and who != "all"
         odd = copy.copy(known_of(ctx)["two_shot"])

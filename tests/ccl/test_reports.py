@@ -91,10 +91,7 @@ failing = on_heap("16MiB", packets=True, IRIS_DEVICE_TIMEOUT=SOON)
 
 @failing
 def gives_up(ctx, following, first="all_reduce"):
-    """Rank 1 does not come to a call; then every rank makes the next one, if any; returns what that raises.
-
-    Afterwards all reset, and go on.
-    """
+    """Rank 1 does not come to a call; returns what the next one, if any, raises on each; then all reset and go on."""
     x, y = ctx.ones(6, 4), ctx.zeros(6, 4)
     calls = calls_of(ctx, x, y)
     for name in filter(None, (following, first)):
@@ -157,10 +154,7 @@ def goes_wrong(device, how):
 
 @failing
 def messages_at_the_same_time(ctx, op):
-    """Rank 0 makes the same call in two threads, and rank 1 comes to none: the next barrier says so.
-
-    As replays of graphs do, they take no turns.
-    """
+    """Rank 0 makes a call twice at once, as graphs do, and rank 1 comes to none: the next barrier says so."""
     peer = 1 - ctx.cur_rank
     count = ctx.ccl.team((0, 1)).mail.nbytes // 4  # more pieces than an inbox takes
     small, large = torch.ones(1, device=ctx.device), torch.ones(count, device=ctx.device)

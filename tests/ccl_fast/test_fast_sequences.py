@@ -63,10 +63,7 @@ def go_on(ctx, plays):
 
 
 def plan_again(device, algorithms):
-    """One member alone makes another plan, for a tensor that begins elsewhere, when a larger mailbox has been made.
-
-    The others use the plan that they have; returns what was wrong.
-    """
+    """What is wrong where one member alone plans again, for another beginning, after a larger mailbox was made."""
     wrong = []
     with emulation(IRIS_DEVICE_TIMEOUT="20"), Iris("24MiB", device=device) as ctx:
         inp, out = (ctx.zeros(5001, dtype=torch.float32) for _ in range(2))
@@ -87,10 +84,7 @@ def plan_again(device, algorithms):
 
 
 def run_overlapping(device, algorithm):
-    """Rank 0 makes a call in a thread, which waits for the others, and another one meanwhile.
-
-    As replays of graphs do, they take no turns.  Its next barrier says so, and after a reset all is well.
-    """
+    """Rank 0 makes two calls at once, as graphs do: its next barrier says so, and after a reset all is well."""
     case = Case("all_reduce", "float32", shape=(40,), config={"algorithm": algorithm})
     with played(device, [case] * 2, IRIS_DEVICE_TIMEOUT="4") as (ctx, both):
         for order in ctx.ccl._binder._orders.values():
@@ -115,10 +109,7 @@ def run_overlapping(device, algorithm):
 
 
 def call_in_other_order(device, algorithm):
-    """Two calls of one size, on the last rank in the other order, and ranks out of step.
-
-    All raise it, and after a reset all is well.
-    """
+    """Two calls, on the last rank in the other order: all raise it, and after a reset all is well."""
     is_norm, config = algorithm.endswith(" norm"), {"algorithm": algorithm}
     cases = [Case("all_reduce", shape=(40,), reduction=each, config=config) for each in ("sum", "max")]
     if is_norm:

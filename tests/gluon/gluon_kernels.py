@@ -72,10 +72,7 @@ def note(notes, what):
 
 
 def said_by_the_compiler(kernel, *args, **named):
-    """What the compiler says when it refuses a kernel, with all causes; "" if it does not.
-
-    Instead of a kernel, a function that compiles one.
-    """
+    """All causes for which the compiler refuses a kernel, or what a function compiles; "" if it does not."""
     try:
         compile_for(kernel, args, named) if isinstance(kernel, JITFunction) else kernel(*args, **named)
     except (triton.CompilationError, RuntimeError) as refusal:

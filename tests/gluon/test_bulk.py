@@ -120,10 +120,7 @@ def traced(IrisDeviceCtx: gl.constexpr, context, x, y, numel):
 def hand_over(
     IrisDeviceCtx: gl.constexpr, context, x, y, out, flags, numel, rounds, LANES: gl.constexpr,
 ):  # fmt: skip
-    """Each rank changes its block, copies it to the next rank, and signals; who waits must see all of it.
-
-    The block is changed by ordinary stores right before, and read by ordinary loads right behind.
-    """
+    """Each rank stores to its block, copies it to the next one and signals: who waits and loads must see all of it."""
     ctx = IrisDeviceCtx.initialize(context)
     succ = (ctx.cur_rank + 1) % ctx.num_ranks
     pred = (ctx.cur_rank + ctx.num_ranks - 1) % ctx.num_ranks

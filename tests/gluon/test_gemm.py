@@ -54,10 +54,7 @@ def wrong_elements(c, a, b):
 
 
 def scatter_by_core(m, n, k, programs, turned=False):
-    """GEMM + all-scatter by the kernel for Hopper; n columns per rank.  Returns how many elements of C are wrong.
-
-    If `turned`, the operands lie by columns.
-    """
+    """How many elements of C are wrong after GEMM + all-scatter for Hopper; `turned`: operands lie by columns."""
     with Iris("4MiB", device="cpu", backend="gluon") as ctx:
         rank, world = ctx.cur_rank, ctx.num_ranks
         a, slabs = matrix(m, k, 1, k), [matrix(k, n, 2 + r, k) for r in range(world)]

@@ -258,12 +258,7 @@ def write_late(ctx, x, value, side, peer=None, busy=sleep_on_gpu):
 
 
 def reuse_alone(allocator):
-    """A rank alone frees a block that another stream is going to write to, and allocates it again.
-
-    Returns:
-        Whether it was the same block, whether the new content is whole, and whether the host had it while the other
-        stream was still held.
-    """
+    """Whether a block that another stream writes to is the same again, whether it is whole, and there at once."""
     with open_heap(allocator) as ctx:
         side, held = torch.cuda.Stream(), Held()
         x = ctx.zeros(NUMEL, dtype=I32)
@@ -281,12 +276,7 @@ def reuse_alone(allocator):
 
 
 def reuse_among_ranks(allocator, dropped):
-    """The last rank writes late to the next rank's copy of a block that all have freed, or dropped.
-
-    Returns:
-        Offsets of the block, of one allocated after a barrier of the current stream, and of one allocated after a
-        barrier of the device.
-    """
+    """Offsets of a block that is still written to, of one after a stream's barrier, and of one after the device's."""
     with open_heap(allocator) as ctx:
         rank, last = ctx.cur_rank, ctx.num_ranks - 1
         side, held = torch.cuda.Stream(), Held()
@@ -354,11 +344,7 @@ def capture(allocator):
 
 
 def many_cycles(allocator, cycles):
-    """Allocate and free again and again: sizes that change, two streams, drops, a barrier now and then.
-
-    Returns:
-        What the figures, the GPU's free memory and the descriptors say afterwards against before.
-    """
+    """Figures before and after many allocations, drops and barriers on two streams, and what is taken and left open."""
     with open_heap(allocator) as ctx:
         side = torch.cuda.Stream()
         main = torch.cuda.current_stream()
@@ -402,11 +388,7 @@ def settings_now():
 
 
 def with_expandable_segments(set_here):
-    """Use a heap of "torch" while torch's expandable segments are on.
-
-    Args:
-        set_here: switch them on and off here; if not, the environment of the process has done so.
-    """
+    """Use a heap of "torch" in expandable segments, which are switched on here or by the environment."""
     torch.cuda.empty_cache()
     if set_here:
         torch._C._accelerator_setAllocatorSettings(EXPANDABLE)

@@ -105,10 +105,7 @@ def replays_beside_calls(replays):
 
 
 def overlapping_replays(algorithm, count):
-    """Two graphs of one group at the same time on rank 0, which waits for the others; returns what the ranks are told.
-
-    Afterwards all is well again.
-    """
+    """What ranks are told of two graphs of one group at the same time on rank 0, and whether all is well afterwards."""
     told = ""
     with environment(IRIS_DEVICE_TIMEOUT="2"), Iris("24MiB", device="cuda") as ctx:
         config = Config(algorithm=algorithm)
@@ -142,10 +139,7 @@ def overlapping_replays(algorithm, count):
 
 
 def groups_crossed(rounds, fills):
-    """Small calls of two groups on two streams, in opposite orders on odd ranks.
-
-    With `fills`, a kernel follows each that starts early and takes the whole device.
-    """
+    """Small calls of two groups on two streams, in opposite orders on odd ranks; `fills`: before large kernels."""
     generator = random.Random()
     with environment(IRIS_DEVICE_TIMEOUT="5"), Iris("24MiB", device="cuda") as ctx:
         size = ctx.num_ranks

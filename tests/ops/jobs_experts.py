@@ -90,10 +90,7 @@ def passes(device, group, case, turns, gone=()):
 
 
 def reference(members, factors, grads):
-    """Gradients by torch on one process: of each member's x and weights, and of all experts' factors.
-
-    Expert e multiplies by row e of the factors, twice: a second layer takes the first one's sums.
-    """
+    """Gradients by torch of each member's x and weights, and of the factors, by which experts multiply twice."""
     whole = factors.clone().requires_grad_()
     found = []
     for each, grad in zip(members, grads, strict=True):
@@ -108,10 +105,7 @@ def reference(members, factors, grads):
 
 
 def differentiates(device, group, case, turns):
-    """What is wrong with gradients of two layers that share a group, on exact data, where ranks are late at random.
-
-    In each turn one member needs none.
-    """
+    """What is wrong with gradients of two layers of a group; ranks are late, and in each turn one needs none."""
     wrong = []
     with Iris("64MiB", device=device) as ctx:
         me, size, late = place_in(ctx, group)

@@ -252,15 +252,7 @@ EXACT = {"float32": 2**24, "float16": 2**11, "bfloat16": 2**8}
 
 
 def tolerance(case, made_of, size, turn, on_gpu):
-    """How far each element may be from the right one.
-
-    Args:
-        case: the call.
-        made_of: sums of absolute values, as `expected` returns them.
-        size: number of ranks.
-        turn: of the data.
-        on_gpu: whether a GPU has computed.
-    """
+    """How far each element may be from the right one; `made_of` are the sums of absolute values of `expected`."""
     out = case.out_dtype or case.dtype
     if is_exact(turn):
         assert float(made_of.max()) <= EXACT[out], f"{case}: data is not exact"

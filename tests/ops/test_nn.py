@@ -127,10 +127,7 @@ def needed_by_some(ctx):
 
 @on_heap("8MiB", IRIS_BARRIER_TIMEOUT="30")
 def refused_by_one(ctx):
-    """What layers refuse whose x has too few features on rank 1, all refuse, and then right ones are right.
-
-    No layer is made that cannot be divided.
-    """
+    """All refuse what has too few features on rank 1, then right ones are right; and layers that cannot be divided."""
     weight = torch.ones(4, 4, device=ctx.device)
     functions = (linear_all_gather, linear_all_reduce, all_gather_linear, linear_reduce_scatter)
     layers = [lambda x, each=each: each(ctx, x, weight=weight) for each in functions]

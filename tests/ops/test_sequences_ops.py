@@ -108,10 +108,7 @@ def without_gradients(device):
 
 
 def without_room(device, deterministic):
-    """A large product on a small heap: the library takes what needs less, a named algorithm says so.
-
-    In a `deterministic` context, what needs less has other bits.
-    """
+    """A product too large for the heap: the library takes what needs less and has the same bits, if anything."""
     with Iris("1MiB", device=device, deterministic=deterministic) as ctx:
         a, b = torch.ones(1024, 8, device=ctx.device), torch.ones(8, 4096, device=ctx.device)
         out = torch.zeros(1024, 4096, device=ctx.device)

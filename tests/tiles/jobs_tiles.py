@@ -157,10 +157,7 @@ class Matrix:
 
 
 def sizes(case, world):
-    """Rows and columns of a rank's part, and of dst; odd, and in fewer tiles for more ranks.
-
-    What is gathered the ranks do not divide: the last parts are shorter, or empty.
-    """
+    """Rows and columns of a part and of dst; odd, in fewer tiles for more ranks; what is gathered is not divided."""
     m, n = {1: (9, 19), 2: (9, 19), 3: (9, 13)}.get(world, (5, 19))
     if case.op == "all_to_all":
         return m, 7 * world, m, 7 * world
@@ -193,14 +190,7 @@ def owned(shape, world, rank):
 
 
 def expected(case, parts, rank, before):
-    """The exact result, or None where the order of additions is not fixed; and the result in float64.
-
-    Args:
-        case: the case.
-        parts: of all ranks.
-        rank: who gets the result.
-        before: what is where no result is stored.
-    """
+    """The exact result or None where additions have no order, and that in float64; `before` is where none is stored."""
     world, shape = len(parts), parts[0].shape
     if case.op == "gather":
         return parts[(rank + 1) % world], parts[(rank + 1) % world].double()
