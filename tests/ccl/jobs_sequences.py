@@ -8,6 +8,7 @@ import re
 import threading
 import time
 
+import pytest
 import torch
 import torch.distributed as dist
 from ccl_cases import OPS, Case
@@ -18,7 +19,7 @@ from ops_cases import tiles_of
 
 from iris_core import Iris
 from iris_core.ccl import Config
-from iris_core.errors import IrisError
+from iris_core.errors import DeviceError
 from iris_core.hooks import hookimpl
 from iris_core.registry import default_registry
 from iris_core.types import PluginKind
@@ -38,14 +39,6 @@ def random_case(generator, size):
         op, dtype, shape=shape, place=place, root=root,
         config=config if op == "all_reduce" and generator.random() < 0.5 else {},
     )  # fmt: skip
-
-
-def rest(ctx, seconds):
-    """Keep this rank's device busy."""
-    if ctx.device == "cpu":
-        time.sleep(seconds)
-    else:
-        torch.cuda._sleep(int(seconds * 1e9))
 
 
 def in_groups(device, sets, rounds, cases=(), draw=None, backend="auto"):
@@ -77,13 +70,10 @@ def back_to_back(
     Between products there are collectives, and some products are waited for behind later calls.
 
     Args:
-        device: where.
         calls, kinds: how many; the kinds are `cases`, or drawn by a function.
         slow: whether some ranks are late.
-        draw, cases, backend: see above.
         packets: whether CPU ranks emulate them.
         begin: called when all kinds are known; from then on one rank is late in every call.
-        **variables: of the environment.
     """
     order, own, wrong, plays = random.Random(11), random.Random(), [], []
     with (emulation if packets else environment)(**variables), Iris("64MiB", device=device, backend=backend) as ctx:
@@ -110,7 +100,8 @@ def back_to_back(
                 if new is not None:
                     mine.copy_(new)
             if (turn + rank) % size == 0 if begin else slow and own.random() < 0.1:
-                rest(ctx, 0.05 if begin else 0.003)
+                seconds = 0.05 if begin else 0.003  # for which the device is busy
+                time.sleep(seconds) if device == "cpu" else torch.cuda._sleep(int(seconds * 1e9))
             is_product = case.op not in OPS
             is_async = is_product and order.random() < 0.3
             work = jobs_of(case).call(ctx, case, tensors, async_op=is_async)
@@ -236,10 +227,8 @@ def fails(how, learn):
         ctx.close()
         assert y.tolist() == ([2.0] * 4 if rank < 2 else [0.0] * 4)
     assert len(said) == (3 if how == "wait" else 1) * (rank < learn)
-    kind = (
-        "DeadlockError: " if how == "wait" else f"DeviceError: (?=.*all_reduce)(?=.*{'rank 0' * (rank > 0)}).*Deadlock"
-    )
-    assert all(re.match(kind, text, re.DOTALL) for text in said), said
+    words = f"DeviceError: (?=.*all_reduce)(?=.*{'rank 0' * (rank > 0)}).*Deadlock"
+    assert all(re.match("DeadlockError: " if how == "wait" else words, text, re.DOTALL) for text in said), said
 
 
 def keeps_errors():
@@ -254,11 +243,10 @@ def keeps_errors():
                 kept += [ctx.ccl.all_reduce(y, x, async_op=True), ctx.ccl.barrier(async_op=True)]
                 while not kept[-1].is_completed():
                     time.sleep(0.01)
-                try:
+                with pytest.raises(DeviceError) as error:
                     ctx.ccl.barrier()
-                except IrisError as error:
-                    kept.append(error)
-                assert type(kept[-1]).__name__ == "DeviceError"
+                assert error.type is DeviceError
+                kept.append(error)
         ctx.broadcast(0)
         last = threading.Thread(target=ctx.ccl.barrier, daemon=True)
         last.start()
@@ -308,23 +296,18 @@ def captured(device, cases, replays, workspace="", every=1, backend="auto"):
     return wrong
 
 
-class Observer:
-    """Writes down what it hears."""
-
-    def __init__(self):
-        self.heard = []
-
-    @hookimpl
-    def iris_collective(self, op, algorithm, nbytes):
-        self.heard.append((op, algorithm, nbytes))
-
-
 @on_heap("8MiB")
 def observed(ctx):
     """What an observer hears: which algorithms serve these calls, and their bytes."""
-    observer, x = Observer(), ctx.zeros(10)
+    heard, x = [], ctx.zeros(10)
+
+    class Observer:
+        @hookimpl
+        def iris_collective(self, op, algorithm, nbytes):
+            heard.append((op, algorithm, nbytes))
+
     ctx.ccl.all_reduce(x, x)
-    record = default_registry().register(PluginKind.OBSERVER, observer, name="listener")
+    record = default_registry().register(PluginKind.OBSERVER, Observer(), name="listener")
     try:
         ctx.ccl.all_reduce(x, x)
         ctx.ccl.broadcast(x, async_op=True).wait()
@@ -332,7 +315,7 @@ def observed(ctx):
         default_registry().unregister(record)
     ctx.ccl.all_reduce(x, x)
     calls = ("all_reduce", x, x), ("broadcast", x)
-    assert observer.heard == [(op, ctx.ccl.explain(op, *tensors).algorithm, 40) for op, *tensors in calls]
+    assert heard == [(op, ctx.ccl.explain(op, *tensors).algorithm, 40) for op, *tensors in calls]
 
 
 @on_heap("24MiB")

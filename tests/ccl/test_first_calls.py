@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import functools
 import itertools
 import os
 import pathlib
@@ -67,15 +68,12 @@ def watched(ctx, names=WATCHED):
     """Leave an all_reduce these algorithms, all of them good ones; returns a list, of those that are launched."""
     launched = []
 
-    def noted(name, launch):
-        def run(plan, *tensors):
-            launched.append(name)
-            return launch(plan, *tensors)
-
-        return run
+    def noted(name, launch, plan, *tensors):
+        launched.append(name)
+        return launch(plan, *tensors)
 
     for name, each in known_of(ctx).items():
-        each.launch = noted(name, each.launch)
+        each.launch = functools.partial(noted, name, each.launch)
         each.cost = lambda request: 1.0
         if name not in names:
             each.supports = lambda request: Availability.no("left out by the test")
@@ -267,16 +265,11 @@ ONE_IS_GOOD = "the cheapest by its model"
 two_ranks = pytest.mark.parametrize("num_ranks", [2])
 
 
-@pytest.fixture
-def cache(tmp_path):
-    return str(tmp_path)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", [3])
 @pytest.mark.parametrize(("members", "mode"), [((0, 1, 2), "first"), ((2, 0), "exhaustive")])
-def test_results_are_right_after_measuring_also_in_place(pool, num_ranks, device, members, mode, cache):
-    found = pool.run(results, num_ranks, device, cache, members, mode)
+def test_results_are_right_after_measuring_also_in_place(pool, num_ranks, device, members, mode, tmp_path):
+    found = pool.run(results, num_ranks, device, str(tmp_path), members, mode)
     for rank, reasons in enumerate(found):
         assert len(reasons) == 4 * (rank in members)
         alone = {ONE_IS_GOOD} if device == "cuda" and members == (2, 0) else set()  # NCCL knows no other order
@@ -289,9 +282,8 @@ def test_a_later_context_measures_nothing_or_all_again(pool, num_ranks, tmp_path
     """What was measured is in the cache, the fastest first, with the launches that the best one was tried with."""
     assert pool.run(twice, num_ranks, str(tmp_path), mode) == [None] * num_ranks
     entries = read_table(tmp_path / "ccl" / "cpu-2.json").entries
-    assert {(each.op, each.dtype, each.size, each.place) for each in entries} == {
-        ("all_reduce", "float32", (1024,), "ordinary")
-    }
+    points = {(each.op, each.dtype, each.size, each.place) for each in entries}
+    assert points == {("all_reduce", "float32", (1024,), "ordinary")}
     best, others = entries[: len(configs)], entries[len(configs) :]
     assert {each.algorithm for each in best} == {"two_shot"}
     assert sorted((each.config for each in best), key=len) == configs
@@ -329,9 +321,8 @@ def test_the_device_sleeps_while_the_host_launches(monkeypatch, device_s, host_s
     What counts is the CPU's time of calls one after the other: a call alone takes twice as long.
     """
     slept, launched, times = [], [], itertools.cycle([2, 1])
-    monkeypatch.setattr(
-        first_calls, "seconds_by_clock", lambda launch, calls: launched.append(calls) or next(times) * host_s[0]
-    )
+    by_clock = lambda launch, calls: launched.append(calls) or next(times) * host_s[0]
+    monkeypatch.setattr(first_calls, "seconds_by_clock", by_clock)
     monkeypatch.setattr(first_calls, "seconds_by_events", lambda launch, calls: (launch(), device_s * launched[-1])[1])
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: slept.append(cycles / first_calls._CYCLES_PER_S))
     of_peer = int(device_s * 1e9), int(host_s[1] * 1e9)
@@ -359,8 +350,8 @@ DIFFER = "RankMismatchError: all_reduce: the members of the group call different
     (calls_that_differ, ("named", f"{DIFFER}algorithm: measured at")),
     (calls_that_differ, ("refused", "ArgumentError: ")),
 ])  # fmt: skip
-def test_two_ranks(pool, num_ranks, cache, job, args):
-    assert pool.run(job, num_ranks, cache, *args) == [None] * 2
+def test_two_ranks(pool, num_ranks, tmp_path, job, args):
+    assert pool.run(job, num_ranks, str(tmp_path), *args) == [None] * 2
 
 
 @two_ranks
@@ -368,5 +359,5 @@ def test_two_ranks(pool, num_ranks, cache, job, args):
     ("off", 1), ("named", {"third"}), ("named by variant", {"one_shot"}), ("a message", set()), ("splits", set()),
     ("a group of one", 1), ("nothing", set()),
 ])  # fmt: skip
-def test_calls_for_which_nothing_is_measured(pool, num_ranks, cache, what, launched):
-    assert pool.run(not_measured, num_ranks, cache, what, launched) == [None] * 2
+def test_calls_for_which_nothing_is_measured(pool, num_ranks, tmp_path, what, launched):
+    assert pool.run(not_measured, num_ranks, str(tmp_path), what, launched) == [None] * 2
