@@ -8,11 +8,10 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
-from jobs_common import environment
+from jobs_common import environment, said_by
 
 import iris_gluon
 from iris_core import Iris
-from iris_core.errors import DeviceTimeoutError
 from iris_triton import DeviceContext, x
 from iris_triton.language.sync import gather_stores
 from iris_triton.testing.languages import in_gluon, open_context
@@ -118,22 +117,13 @@ KERNELS = {
 
 @dataclass(frozen=True)
 class Case:
-    """One collective, launched `LAUNCHES` times in a row.
-
-    Attributes:
-        op: see OPS.
-        dtype: of the data and, if the others are empty, of everything.
-        form: where the parts are, see `run_triton`.
-        strided: tensors are every second column of wider ones, transposed in memory.
-        in_place: dst is src.
-        src_dtype, dst_dtype: where they differ.
-    """
+    """One collective, launched `LAUNCHES` times in a row."""
 
     op: str
-    dtype: str
-    form: str = "tile"
-    strided: bool = False
-    in_place: bool = False
+    dtype: str  # of the data and, if the others are empty, of everything
+    form: str = "tile"  # where the parts are, see `run`
+    strided: bool = False  # tensors are every second column of wider ones, transposed in memory
+    in_place: bool = False  # dst is src
     src_dtype: str = ""
     dst_dtype: str = ""
 
@@ -142,10 +132,8 @@ class Matrix:
     """A symmetric matrix with a margin that nobody may touch."""
 
     def __init__(self, ctx, rows, columns, dtype, strided):
-        self.whole = ctx.empty(2 * columns + 1, rows + 1, dtype=dtype) if strided else ctx.empty(
-            rows + 1, columns + 3, dtype=dtype
-        )  # fmt: skip
-        self.inner = self.whole[::2, :].t()[:rows, :columns] if strided else self.whole[:rows, :columns]
+        self.whole = ctx.empty(*((2 * columns + 1, rows + 1) if strided else (rows + 1, columns + 3)), dtype=dtype)
+        self.inner = (self.whole[::2, :].t() if strided else self.whole)[:rows, :columns]
         self.whole.fill_(SENTINEL)
 
     def margin_is_whole(self):
@@ -192,20 +180,19 @@ def owned(shape, world, rank):
 def expected(case, parts, rank, before):
     """The exact result or None where additions have no order, and that in float64; `before` is where none is stored."""
     world, shape = len(parts), parts[0].shape
-    if case.op == "gather":
-        return parts[(rank + 1) % world], parts[(rank + 1) % world].double()
-    if case.op.startswith("all_gather"):
-        result = torch.cat(parts, dim=int(case.op.endswith("columns")))[: before.shape[0], : before.shape[1]]
-        return result, result.double()
-    if case.op == "all_to_all":
-        result = torch.cat([p.chunk(world, dim=1)[rank] for p in parts], dim=1)
+    if case.op in MOVES:
+        if case.op == "gather":
+            result = parts[(rank + 1) % world]
+        elif case.op == "all_to_all":
+            result = torch.cat([p.chunk(world, dim=1)[rank] for p in parts], dim=1)
+        else:
+            result = torch.cat(parts, dim=int(case.op.endswith("columns")))[: before.shape[0], : before.shape[1]]
         return result, result.double()
     src, dst = (getattr(torch, name or case.dtype) for name in (case.src_dtype, case.dst_dtype))
     true = sum(p.double() for p in parts)
     if case.op in ADDING:
         return (sum(parts) if not src.is_floating_point else None), true
-    parts = [p.to(src) for p in parts]
-    wide = [p.float() if src.is_floating_point and src.itemsize < 4 else p for p in parts]
+    wide = [p.to(src).float() if src.is_floating_point and src.itemsize < 4 else p.to(src) for p in parts]
     numbers = tile_numbers(shape)
     if case.op == "ring":  # tile t begins at rank t % world
         total = torch.empty_like(wide[0])
@@ -343,10 +330,7 @@ def mistaken(language, mistakes):
     said = []
     for op, dtype, number in mistakes:
         with opened(language, "cpu", dtype=getattr(torch, dtype)) as (ctx, _, dst, locks, _):
-            try:
-                simple_launch(ctx, language, op, torch.ones_like(dst), dst, dst, locks, number=number)
-            except AssertionError as error:
-                said.append(str(error))
+            said.append(said_by(simple_launch, ctx, language, op, torch.ones_like(dst), dst, dst, locks, number=number))
             ctx.barrier()
     return said
 
@@ -375,21 +359,14 @@ def sequence(language, ops, start, device):
 
 def nobody_else_calls(language, op, device):
     """Rank 0 calls alone, or finds a lock taken; returns the text of its error and whether dst is untouched."""
-    with (
-        environment(IRIS_DEVICE_TIMEOUT="0.3"),
-        opened(language, device, op, 5, 9) as (ctx, src, dst, locks, part),
-    ):
+    with environment(IRIS_DEVICE_TIMEOUT="0.3"), opened(language, device, op, 5, 9) as (ctx, src, dst, locks, part):
         if op == "spinlock":
             locks.fill_(1)
         ctx.barrier()
         if ctx.cur_rank == 0:
             for _ in range(2 if op == "two_shot" else 1):  # the second one waits for the end of the first
                 simple_launch(ctx, language, op, part(1), src, dst, locks, programs=1)
-        text = ""
-        try:
-            ctx.barrier()
-        except DeviceTimeoutError as error:
-            text = str(error)
+        text = said_by(ctx.barrier)
         ctx.barrier()
         return text, not dst.any()
 
