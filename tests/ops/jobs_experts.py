@@ -179,7 +179,7 @@ def keeps(device, turns=0):
 
 def refused():
     with Iris("16MiB", device="cpu") as ctx:
-        make = ctx.ops.experts
+        make, ring = ctx.ops.experts, ctx.ops.ring_attention
         wrong = unlike(
             ("ArgumentError: .*no multiple of 16 bytes", lambda: make(4, 5, 2, top_k=1)),
             ("ArgumentError: .*make no layer", lambda: make(4, 16, 2, top_k=3)),
@@ -188,16 +188,12 @@ def refused():
             ("ArgumentError: experts: max_tokens must be a whole number, not 4.0", lambda: make(8 / 2, 16, 2, top_k=1)),
             ("ArgumentError: .*max_tokens", lambda: make([4, torch.tensor(4)][ctx.cur_rank], 16, 2, top_k=1)),
             ("ArgumentError: .*dtype must be a torch.dtype", lambda: make(4, 16, 2, top_k=1, dtype="bf16")),
-            (
-                "ArgumentError: .*scale must be",
-                lambda: ctx.ops.ring_attention(2, 1, 8, 16, dtype=torch.float32, scale="x"),
-            ),
+            ("ArgumentError: .*scale must be", lambda: ring(2, 1, 8, 16, dtype=torch.float32, scale="x")),
             ("UnsupportedError", lambda: make(1 << 20, 1 << 16, 2, top_k=1)),
         )
-        uneven, three = make(4, 16, 3, top_k=1, dtype=torch.float32), torch.full((1, 1), 3)
-        wrong += unlike(
-            ("AssertionError: .*expert that there is not", lambda: uneven.dispatch(torch.ones(1, 16), three))
-        )
+        uneven, rows = make(4, 16, 3, top_k=1, dtype=torch.float32), torch.ones(1, 16)
+        none = "AssertionError: .*expert that there is not"
+        wrong += unlike((none, lambda: uneven.dispatch(rows, torch.full((1, 1), 3))))
         group, small = make(4, 16, 2, top_k=1), make(4, 16, 2, top_k=1, result=torch.float32)
         x, chosen = torch.ones(2, 16, dtype=torch.bfloat16), torch.zeros(2, 1, dtype=torch.int64)
         double = ExpertParallel(group, lambda rows, counts, offsets: 2 * rows)  # a layer without weights

@@ -1,7 +1,7 @@
 """Rank jobs: the algorithms for Hopper, on GPUs, and on CPU ranks where the executor computes TMA and wgmma."""
 
-import functools
 import itertools
+from functools import partial
 
 import torch
 from jobs_ccl import run_cases
@@ -14,7 +14,6 @@ from iris_core.ops import FusedConfig
 F8 = torch.float8_e4m3fn
 TINY = {"block_size_m": 64, "block_size_n": 64, "num_warps": 4, "num_stages": 3}
 """Tiles that the executor computes in a moment; on GPUs the choice is the library's."""
-
 
 ALGORITHMS = (
     ("matmul_reduce_scatter", "hopper_push", None),
@@ -88,9 +87,7 @@ def refused(device):
             return FusedConfig(algorithm=algorithm, **(TINY | more))
 
         push, fetch = of("hopper_push"), of("hopper_copy_engine_push")
-        gather, scatter = (
-            functools.partial(op, config=push) for op in (ops.matmul_all_gather, ops.matmul_reduce_scatter)
-        )
+        gather, scatter = (partial(op, config=push) for op in (ops.matmul_all_gather, ops.matmul_reduce_scatter))
         out, a, wide = make(64 * size, 64), make(64, 64), make(64, 128)
         floats = [make(rows, 64, dtype=torch.float32) for rows in (64 * size, 64, 64)]
         tma, narrow = "UnsupportedError: .*TMA needs dense rows", make(1, 64).expand(64, 64)

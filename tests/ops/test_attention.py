@@ -86,9 +86,8 @@ def rings(device, group, case, turns):
         drawn, made = torch.Generator().manual_seed(4), []
         is_mine = ring.part(torch.ones(heads, length, dim)) > 0
         for _ in range(turns):
-            wholes = [
-                torch.randn(n, length, dim, generator=drawn).to(dtype) for n in (heads, kv_heads, kv_heads, heads)
-            ]
+            sizes = heads, kv_heads, kv_heads, heads
+            wholes = [torch.randn(n, length, dim, generator=drawn).to(dtype) for n in sizes]
             parts = [ring.part(each).to(ctx.device).requires_grad_() for each in wholes[:3]]
             time.sleep(late.choice([0, 0, 0.02]))
             out = ring_attention(ring, *parts)
@@ -105,9 +104,8 @@ def rings(device, group, case, turns):
             want.backward(grad)
             with torch.no_grad():
                 keys = k.repeat_interleave(times, 0)
-                most = weights * (
-                    grad.abs() @ values.abs().mT + (grad.abs() * (weights @ values.abs())).sum(-1)[..., None]
-                )
+                each_row = (grad.abs() * (weights @ values.abs())).sum(-1)[..., None]
+                most = weights * (grad.abs() @ values.abs().mT + each_row)
                 bounds = most @ keys.abs() * scale, most.mT @ q.abs() * scale, weights.mT @ grad.abs()
                 logs = (q @ keys.mT * scale).masked_fill(weights == 0, float("-inf")).logsumexp(-1)
             pairs = [("out", out, want, weights @ values.abs())]
@@ -176,7 +174,6 @@ def too_long(device):
 
 
 exhaustive = pytest.mark.exhaustive
-
 
 # sequences, heads, key heads, elements of a head, keys of a rank at most, dtype, pieces
 DECODES = [
