@@ -17,9 +17,8 @@ from iris_triton import interpreter
 from iris_triton.testing.compile_only import assembly, compile_for
 
 BLOCKED = gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0])
-F16, BF16, F32, I8, I32, F64 = (
-    torch.float16, torch.bfloat16, torch.float32, torch.int8, torch.int32, torch.float64,
-)  # fmt: skip
+F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
+I8, I32 = torch.int8, torch.int32
 
 
 @gluon.jit

@@ -1,5 +1,6 @@
 """The GEMM core: what it compiles to, how it is configured and refused, and, on a Hopper GPU, what it computes."""
 
+import dataclasses
 import functools
 import importlib.util
 import itertools
@@ -28,13 +29,8 @@ def loaded(path):
     return module
 
 
-def all_scatter():
-    return loaded("examples/24_gluon_gemm_all_scatter.py")
-
-
-def benchmark():
-    """The plain product."""
-    return loaded("benchmarks/gluon_gemm.py")
+all_scatter = functools.partial(loaded, "examples/24_gluon_gemm_all_scatter.py")
+benchmark = functools.partial(loaded, "benchmarks/gluon_gemm.py")  # of the plain product
 
 
 def matrix(rows, columns, seed, inner, dtype=torch.bfloat16, device="cpu"):
@@ -72,27 +68,21 @@ def scatter_by_core(m, n, k, programs, turned=False):
 
 
 BF16 = torch.bfloat16
-LARGE = gemm.GemmConfig()
 SMALL = gemm.GemmConfig(block_n=128, parts=1, stages=5)
 product = benchmark().product
 CONFIGS = {
-    "large": LARGE,
+    "large": gemm.GemmConfig(),
     "small": SMALL,
     "tall": gemm.GemmConfig(block_m=256, block_n=128),
     "four warps": gemm.GemmConfig(block_m=64, block_n=128, num_warps=4, parts=1, maxnreg=255),
 }
 
 
-@pytest.fixture(scope="module")
-def example():
-    return all_scatter()
-
-
 STORED = {"rows": (False, False), "B by columns": (False, True), "A by columns": (True, False), "both": (True, True)}
 
 
-def compiled_gemm(config, dtype=BF16, turned=(False, False)):
-    matrix = torch.empty(512, 512, dtype=dtype)
+def compiled_gemm(config, turned):
+    matrix = torch.empty(512, 512, dtype=BF16)
     example = all_scatter()
     c = example.describe(matrix, [config.block_m, config.block_n // config.parts])
     operands = example.operands(config, *(matrix.t() if each else matrix for each in turned))
@@ -101,8 +91,7 @@ def compiled_gemm(config, dtype=BF16, turned=(False, False)):
 
 
 def spilled_bytes(ptx):
-    said = assembler_says(ptx)
-    counts = re.findall(r"(\d+) bytes spill (?:stores|loads)", said)
+    counts = re.findall(r"(\d+) bytes spill (?:stores|loads)", said := assembler_says(ptx))
     assert counts, said
     return sum(map(int, counts))
 
@@ -112,7 +101,7 @@ def spilled_bytes(ptx):
     for i, (name, stored) in enumerate(itertools.product(CONFIGS, STORED))
 ])  # fmt: skip
 def test_core_for_hopper(config, turned):
-    compiled = compiled_gemm(config, turned=turned)
+    compiled = compiled_gemm(config, turned)
     ptx = assembly(compiled)
     per_group = config.block_m // (16 * config.num_warps)  # of 64 rows and 16 columns of A
     assert len(re.findall(r"wgmma\.mma_async", ptx)) == config.block_k // 16 * per_group
@@ -127,8 +116,9 @@ def test_core_for_hopper(config, turned):
     assert spilled_bytes(ptx) == 0
 
 
-def test_a_matrix_of_one_tile(example):
+def test_a_matrix_of_one_tile():
     """Sizes of 1 are no constants."""
+    example = all_scatter()
     c = example.describe(torch.empty(128, 128, dtype=BF16), [128, 128])
     a, b = torch.empty(128, 64, dtype=BF16), torch.empty(64, 128, dtype=BF16)
     assert assembly(compile_for(product, [*example.operands(SMALL, a, b), c, 1, 1, 1], SMALL.options))
@@ -175,7 +165,7 @@ def test_choice_of_what_is_not_given(given, chosen):
 ])  # fmt: skip
 def test_core_on_the_cpu(shape, dtype, parts, programs, stored):
     m, n, k = shape
-    config = gemm.GemmConfig(block_m=64, block_n=64, parts=parts, stages=3, num_warps=4, group=2)
+    config = dataclasses.replace(TINY, parts=parts)
     a, b = matrix(m, k, 1, k, dtype), matrix(k, n, 2, k, dtype)
     a, b = (each.t().contiguous().t() if turn else each for each, turn in zip((a, b), STORED[stored], strict=True))
     c = torch.full((m, n), float("nan"), dtype=dtype)
