@@ -70,9 +70,9 @@ def come_and_go(nbytes):
         check(ctx, warm, lambda peer: 0)  # kernels are loaded
         torch.cuda.empty_cache()  # of what earlier jobs have left
         free = free_bytes(ctx)
-        for round_ in range(2):
-            x = ctx.full((nbytes // 4,), 10 * round_ + rank, dtype=I32)
-            check(ctx, x, lambda peer, base=10 * round_: base + peer)
+        for base in (0, 10):
+            x = ctx.full((nbytes // 4,), base + rank, dtype=I32)
+            check(ctx, x, lambda peer, base=base: base + peer)
             push_to(ctx, x, 100 + rank, right)
             check(ctx, x, lambda peer: 100 + (peer - 1) % ctx.num_ranks)
             torch.cuda.empty_cache()
@@ -251,10 +251,7 @@ def write_late(ctx, x, value, side, peer=None, busy=sleep_on_gpu):
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         busy()
-        if peer is None:
-            x.fill_(value)
-        else:
-            push_to(ctx, x, value, peer)
+        x.fill_(value) if peer is None else push_to(ctx, x, value, peer)
 
 
 def reuse_alone(allocator):
@@ -346,8 +343,7 @@ def capture(allocator):
 def many_cycles(allocator, cycles):
     """Figures before and after many allocations, drops and barriers on two streams, and what is taken and left open."""
     with open_heap(allocator) as ctx:
-        side = torch.cuda.Stream()
-        main = torch.cuda.current_stream()
+        side, main = torch.cuda.Stream(), torch.cuda.current_stream()
 
         def run(count):
             for k in range(count):
