@@ -81,24 +81,24 @@ def back_to_back(
         for case in cases or [(draw or random_case)(order, size) for _ in range(kinds)]:
             jobs, sides = jobs_of(case), []
             tensors = jobs.Tensors(ctx, case, rank, size)
+            held = [each for each in (*tensors.operands, tensors.out) if each is not None]
             for turn in range(2):
                 given = tensors.fill(turn)
-                before = [None if each is None else each.clone() for each in (*tensors.operands, tensors.out)]
+                before = [each.clone() for each in held]
                 jobs.call(ctx, case, tensors)
                 wrong += jobs.verify(case, tensors, given, " at first")
                 sides.append((before, bits(tensors.out)))
-            plays.append((case, tensors, sides, torch.zeros((), dtype=torch.int64, device=ctx.device)))
+            plays.append((case, tensors, held, sides, torch.zeros((), dtype=torch.int64, device=ctx.device)))
         between, total = ctx.ones(100), ctx.zeros(100)
         ctx.ccl.all_reduce(total, between)
         ctx.barrier()
         if begin:
             begin(ctx)
         for turn in range(calls):
-            case, tensors, sides, bad = plays[order.randrange(len(plays))]
+            case, tensors, held, sides, bad = plays[order.randrange(len(plays))]
             (before, want), (others, _) = sides[turn % 2], sides[1 - turn % 2]
-            for mine, new in zip((*tensors.operands, tensors.out), before, strict=True):
-                if new is not None:
-                    mine.copy_(new)
+            for mine, new in zip(held, before, strict=True):
+                mine.copy_(new)
             if (turn + rank) % size == 0 if begin else slow and own.random() < 0.1:
                 seconds = 0.05 if begin else 0.003  # for which the device is busy
                 time.sleep(seconds) if device == "cpu" else torch.cuda._sleep(int(seconds * 1e9))
@@ -110,14 +110,11 @@ def back_to_back(
                 bad += (total != size).sum()
             if is_async:
                 work.wait()
-            for mine, other in zip(tensors.operands, others, strict=False):  # peers must be done with them
-                if other is not None:
-                    mine.copy_(other)
+            for mine, other in zip(held[:-1], others, strict=False):  # operands, with which peers must be done
+                mine.copy_(other)
             bad += (bits(tensors.out) != want).sum()  # the same bits every time
         ctx.barrier()
-        for case, _, _, bad in plays:
-            if int(bad.item()):
-                wrong.append(f"{case}: {int(bad.item())} bytes were wrong on rank {rank}")
+        wrong += [f"{case}: {bad} bytes were wrong on rank {rank}" for case, *_, bad in plays if bad]
     return wrong
 
 
@@ -190,11 +187,8 @@ def leaves(device):
         ctx.ccl.all_reduce(closed, ctx.ones(NUMEL), async_op=True)
         ctx.ccl.barrier(async_op=True)
     assert closed.unique().tolist() == [float(ctx.num_ranks)]
-    with (
-        contextlib.suppress(ZeroDivisionError),
-        environment(IRIS_BARRIER_TIMEOUT="20"),
-        Iris("8MiB", device=device) as ctx,
-    ):
+    patient = environment(IRIS_BARRIER_TIMEOUT="20")
+    with contextlib.suppress(ZeroDivisionError), patient, Iris("8MiB", device=device) as ctx:
         failed = torch.zeros(NUMEL, device=ctx.device)
         for _ in range(5):
             ctx.ccl.all_reduce(failed, torch.ones(NUMEL, device=ctx.device), async_op=True)

@@ -41,9 +41,8 @@ def calls(device, group, turns=5):
         if group is not None and ctx.cur_rank not in group:
             return wrong
         rank = ctx.cur_rank if group is None else group.index(ctx.cur_rank)
-        binding = SimpleNamespace(
-            ccl=Binding(ctx.ccl), ops=Binding(ctx.ops), num_ranks=ctx.num_ranks, cur_rank=ctx.cur_rank
-        )
+        faces = {"ccl": Binding(ctx.ccl), "ops": Binding(ctx.ops)}
+        binding = SimpleNamespace(**faces, num_ranks=ctx.num_ranks, cur_rank=ctx.cur_rank)
         places, products = ("heap", "ordinary"), (24 * size, 16, 16 * size)
         cases = [Case(op, "int32", shape=(48, 10), place=places[number % 2]) for number, op in enumerate(OPS)]
         cases += [Product(op, "", products, dim=0 if op in GATHERING else None) for op in PRODUCTS]

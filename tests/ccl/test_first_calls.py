@@ -138,6 +138,7 @@ def with_a_config(cache):
         assert set(launched) == WATCHED - {"gloo"}  # which has no use for it
         assert said_of(ctx, config=Config(num_warps=2)) == ("two_shot", HERE)
         assert said_of(ctx)[1].startswith("measured as the fastest in")
+    assert len(read_table(pathlib.Path(cache) / "ccl" / "cpu-2.json").entries) == len(WATCHED)
 
 
 class OfAPlugin(PullReduce):
@@ -261,26 +262,22 @@ def calls_that_differ(cache, what, words):
         assert said_of(ctx) == ("two_shot", HERE)
 
 
-ONE_IS_GOOD = "the cheapest by its model"
-two_ranks = pytest.mark.parametrize("num_ranks", [2])
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", [3])
 @pytest.mark.parametrize(("members", "mode"), [((0, 1, 2), "first"), ((2, 0), "exhaustive")])
 def test_results_are_right_after_measuring_also_in_place(pool, num_ranks, device, members, mode, tmp_path):
-    found = pool.run(results, num_ranks, device, str(tmp_path), members, mode)
-    for rank, reasons in enumerate(found):
+    for rank, reasons in enumerate(pool.run(results, num_ranks, device, str(tmp_path), members, mode)):
         assert len(reasons) == 4 * (rank in members)
-        alone = {ONE_IS_GOOD} if device == "cuda" and members == (2, 0) else set()  # NCCL knows no other order
+        alone = (
+            {"the cheapest by its model"} if device == "cuda" and members == (2, 0) else set()
+        )  # NCCL knows no other order
         assert set(reasons) - alone == ({HERE} if rank in members else set())
 
 
-@two_ranks
 @pytest.mark.parametrize(("mode", "configs"), [("first", [{}]), ("exhaustive", [{}, {"comm_sms": 2}])])
-def test_a_later_context_measures_nothing_or_all_again(pool, num_ranks, tmp_path, mode, configs):
+def test_a_later_context_measures_nothing_or_all_again(pool, tmp_path, mode, configs):
     """What was measured is in the cache, the fastest first, with the launches that the best one was tried with."""
-    assert pool.run(twice, num_ranks, str(tmp_path), mode) == [None] * num_ranks
+    assert pool.run(twice, 2, str(tmp_path), mode) == [None] * 2
     entries = read_table(tmp_path / "ccl" / "cpu-2.json").entries
     points = {(each.op, each.dtype, each.size, each.place) for each in entries}
     assert points == {("all_reduce", "float32", (1024,), "ordinary")}
@@ -290,12 +287,6 @@ def test_a_later_context_measures_nothing_or_all_again(pool, num_ranks, tmp_path
     assert {each.algorithm for each in others} == WATCHED - {"two_shot"}
     assert [each.seconds for each in entries] == [SECONDS] * len(best) + [SLOW_SECONDS] * 3
     assert [each.config for each in others] == [{}] * 3
-
-
-@two_ranks
-def test_what_a_config_says_is_measured_for_itself(pool, num_ranks, tmp_path):
-    assert pool.run(with_a_config, num_ranks, str(tmp_path)) == [None] * 2
-    assert len(read_table(tmp_path / "ccl" / "cpu-2.json").entries) == len(WATCHED)
 
 
 @table("rounds, seconds", [
@@ -336,12 +327,11 @@ def test_the_device_sleeps_while_the_host_launches(monkeypatch, device_s, host_s
 DIFFER = "RankMismatchError: all_reduce: the members of the group call differently:\n  "
 
 
-@two_ranks
 @pytest.mark.parametrize(("job", "args"), [
     *((caches_that_differ, each) for each in (
         (("one_shot", ""), None, "one_shot"), (("one_shot", "third"), None, "one_shot"),
         (("one_shot", "third"), (1, 0), "third"), (("", "third"), None, ""))),
-    (offered_by_some, ()), (newer_than_the_table, ()),
+    (offered_by_some, ()), (newer_than_the_table, ()), (with_a_config, ()),
     (little_room, (7 << 20, WATCHED)), (little_room, (13 << 20, WATCHED - {"two_shot"})),
     *((odd_one, each) for each in (
         ("launch", "all"), ("prepare", 1), ("no room", "all"), ("no room", 1), ("launch", 0))),
@@ -349,15 +339,9 @@ DIFFER = "RankMismatchError: all_reduce: the members of the group call different
     (calls_that_differ, ("dtype", f"{DIFFER}dtype: float32 on rank")),
     (calls_that_differ, ("named", f"{DIFFER}algorithm: measured at")),
     (calls_that_differ, ("refused", "ArgumentError: ")),
+    *((not_measured, each) for each in (
+        ("off", 1), ("named", {"third"}), ("named by variant", {"one_shot"}), ("a message", set()), ("splits", set()),
+        ("a group of one", 1), ("nothing", set()))),
 ])  # fmt: skip
-def test_two_ranks(pool, num_ranks, tmp_path, job, args):
-    assert pool.run(job, num_ranks, str(tmp_path), *args) == [None] * 2
-
-
-@two_ranks
-@table(("what", "launched"), [
-    ("off", 1), ("named", {"third"}), ("named by variant", {"one_shot"}), ("a message", set()), ("splits", set()),
-    ("a group of one", 1), ("nothing", set()),
-])  # fmt: skip
-def test_calls_for_which_nothing_is_measured(pool, num_ranks, tmp_path, what, launched):
-    assert pool.run(not_measured, num_ranks, str(tmp_path), what, launched) == [None] * 2
+def test_two_ranks(pool, tmp_path, job, args):
+    assert pool.run(job, 2, str(tmp_path), *args) == [None] * 2
