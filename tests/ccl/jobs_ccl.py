@@ -168,7 +168,6 @@ def run_cases(
 
     Args:
         workspace: its bound: what is larger goes in pieces.
-        packets: whether CPU ranks emulate them.
         handles: whether every other call is asynchronous, and ranks are late at random.
         around: a function (rank) of a context manager in which the calls are made.
         look: a function (context) whose result is returned as well.

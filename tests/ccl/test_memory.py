@@ -22,11 +22,14 @@ def regions(device, system_size, workspace):
                 continue
             team = ctx.ccl.team(members)
             assert (team.members, team.rank) == (members, members.index(ctx.cur_rank))
-            first, same = team.region("test", 1000, fill=7), team.region("test", 500)
-            other, larger = team.region("other", 1000), team.region("test", 5000)
-            space, again = (team.workspace("space", 1 << 40) for _ in range(2))
-            assert same is first
-            assert again is space
+            first = team.region("test", 1000, fill=7)
+            assert team.region("test", 500) is first
+            other, larger, space = (
+                team.region("other", 1000),
+                team.region("test", 5000),
+                team.workspace("space", 1 << 40),
+            )
+            assert team.workspace("space", 1 << 40) is space
             assert team.region("test", 5000) is larger
             each = (first, other, larger, space)
             assert [region.nbytes for region in each[:3]] == [1000, 1000, 5000]

@@ -1,7 +1,4 @@
-"""Calls one after the other, beside each other, in groups and graphs; messages; observers.
-
-Of asynchronous calls that no caller waits for: barriers, frees, scopes, errors, and the end.
-"""
+"""Calls one after the other, beside each other, in groups and graphs, with handles that nobody waits for; messages."""
 
 import jobs_sequences as jobs
 import pytest
