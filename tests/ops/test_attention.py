@@ -54,10 +54,8 @@ def decodes(device, group, case, turns):
             given = q.to(ctx.device, copy=True)
             outs.append(decode(given, *mine, lengths[me].to(ctx.device), given if turn % 2 else None))
             for b in range(batch):
-                keys, values = (
-                    torch.cat([each[m, b, : lengths[m, b]] for m in range(size)]).transpose(0, 1).double()
-                    for each in (k, v)
-                )
+                parts = [[each[m, b, : lengths[m, b]] for m in range(size)] for each in (k, v)]
+                keys, values = (torch.cat(each).transpose(0, 1).double() for each in parts)
                 weights = weights_of(q[b].double()[:, None], keys)[:, 0]
                 values = values.repeat_interleave(heads // kv_heads, 0)
                 want, bound = (torch.einsum("hk,hkd->hd", weights, each) for each in (values, values.abs()))
