@@ -1,7 +1,4 @@
-"""Kernels and helpers of several tests; the kernels of tests/multirank in Gluon.
-
-The module stands for DeviceContext in them: Gluon's needs no ranks.
-"""
+"""What several tests share; kernels of tests/multirank in Gluon, where this module stands for DeviceContext."""
 
 import functools
 import sys

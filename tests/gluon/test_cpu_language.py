@@ -66,9 +66,8 @@ def test_a_layout_must_fit_the_launch_and_the_others():
 def test_layouts_of_results_are_the_compilers(result):
     """The compiler is asked by compiling the kernel; here and there the layout is noted while it runs."""
     text = f"value = load_block(x, 32, 64, LAYOUT)\nnote(layouts, ({result}).type.layout)"
-    kernel = kernel_of(
-        gluon.jit, "x, layouts: gl.constexpr", text, gl=gl, load_block=load_block, note=note, LAYOUT=LAYOUT
-    )
+    names = {"gl": gl, "load_block": load_block, "note": note, "LAYOUT": LAYOUT}
+    kernel = kernel_of(gluon.jit, "x, layouts: gl.constexpr", text, **names)
     here, there = Notes(), Notes()
     kernel[(1,)](torch.zeros(32, 64), here)
     compile_for(kernel, (torch.float32, there))

@@ -98,10 +98,10 @@ def test_hazards(how, text):
         run_wgmma(how, F16, F32)
 
 
-V3 = gl.NVMMADistributedLayout([3, 0], [4, 1], instr_shape=[16, 64, 16])
-SHALLOW = gl.NVMMADistributedLayout([3, 0], [4, 1], instr_shape=[16, 64, 8])
-DEEP = gl.NVMMADistributedLayout([3, 0], [4, 1], instr_shape=[16, 64, 32])
-BROAD = gl.NVMMADistributedLayout([3, 0], [4, 1], instr_shape=[16, 128, 16])
+V3, SHALLOW, DEEP, BROAD = (
+    gl.NVMMADistributedLayout([3, 0], [4, 1], instr_shape=[16, *shape])
+    for shape in ((64, 16), (64, 8), (64, 32), (128, 16))
+)
 FEW = gl.NVMMADistributedLayout([3, 0], [2, 1], instr_shape=[16, 64, 16])
 V2 = gl.NVMMADistributedLayout([2, 0], [4, 1], instr_shape=[16, 8])
 WIDE, NARROW, BYTES = (gl.NVMMASharedLayout(*given) for given in ((128, 16, 2), (64, 16, 2), (64, 8, 2)))
@@ -134,8 +134,8 @@ def bad_wgmma(a: gl.constexpr, b: gl.constexpr, acc: gl.constexpr):
 
 
 @table("a, b, acc, text, compiler_looks", [
-    (A, B, (gl.float32, (64, 64), BLOCKED), "accumulator must have an NVMMADistributedLayout of version", False),
-    (A, B, (gl.float32, (64, 64), V2), "accumulator must have an NVMMADistributedLayout of version", False),
+    *((A, B, (gl.float32, (64, 64), layout), "accumulator must have an NVMMADistributedLayout of version", False)
+      for layout in (BLOCKED, V2)),
     (A, HALF, SUM, "b must be in shared memory", False),
     (HALF, B, SUM, "b must be in shared memory with an NVMMASharedLayout, a there or have a DotOperandLayout", False),
     (A, (gl.bfloat16, (64, 64), PLAIN), SUM, "b must be in shared memory with an NVMMASharedLayout", False),

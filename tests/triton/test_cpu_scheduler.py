@@ -254,9 +254,7 @@ def test_all_ranks_learn_that_they_stand_still():
 def test_a_rank_that_may_move_keeps_the_others_waiting(late):
     a, b, c = make_ranks(3)
     for turn in range(50):
-        assert not a.report(True)
-        assert not b.report(True)
-        if late == "moves":
-            assert not c.report(turn % 2 == 0)
-        elif late == "stops reporting" and turn == 0:
-            assert not c.report(True)
+        told = [a.report(True), b.report(True)]
+        if late == "moves" or (late == "stops reporting" and turn == 0):
+            told.append(c.report(turn % 2 == 0))
+        assert not any(told)

@@ -1,8 +1,4 @@
-"""Device functions in a world of several ranks in one process: which rank is meant, conversions, hints, waits, misuse.
-
-tests/multirank moves and changes every element type, with every mask, order and scope; the kit compares by every
-comparison.
-"""
+"""Device functions among several ranks in one process: which rank is meant, conversions, hints, waits, misuse."""
 
 import contextlib
 from unittest import mock
