@@ -1,7 +1,4 @@
-"""Both allocators on GPUs: the kit, streams and freed blocks, 100,000 cycles, existing tensors, memory pools.
-
-The kit of stacks (tests/gpu) has the device functions on each of them, tests/multirank all types on the default one.
-"""
+"""Both allocators on GPUs: the kit, streams and freed blocks, 100,000 cycles, existing tensors, memory pools."""
 
 import contextlib
 import gc
@@ -464,7 +461,7 @@ def test_no_rank_gets_a_block_that_a_stream_of_another_still_writes_to(pool, all
 
 @pytest.mark.multigpu
 @pytest.mark.parametrize(
-    ("job", "num_ranks"), [*((pressure_among_ranks, n) for n in (2, 8)), (capture, 1), (capture, 2)]
+    ("job", "num_ranks"), [(pressure_among_ranks, 2), (pressure_among_ranks, 8), (capture, 1), (capture, 2)]
 )
 @BOTH
 def test_under_pressure_and_in_captures(pool, allocator, job, num_ranks):

@@ -1,7 +1,4 @@
-"""Allocator "nccl" on GPUs: peers of the node by address, and puts and signals to another "node" of the same host.
-
-Where NCCL or nccl4py are not installed, or NCCL finds no network for kernels, the tests are skipped with that reason.
-"""
+"""Allocator "nccl" on GPUs: peers of the node by address, and puts and signals to another "node" of the same host."""
 
 import importlib.util
 
