@@ -209,16 +209,16 @@ def expected(case, parts, rank, before):
 
 
 def run_cases(language, cases, device):
-    """Run cases one after the other; returns what is wrong, and a checksum of dst per case and launch."""
-    problems, sums = [], []
+    """Run cases one after the other; returns a checksum of dst per case and launch."""
+    sums = []
     with Iris("8MiB", device=device, backend=language) as ctx:
         for case in cases:
             with ctx.scope():
-                run_case(ctx, language, case, problems, sums)
-    return problems, sums
+                sums += run_case(ctx, language, case)
+    return sums
 
 
-def run_case(ctx, language, case, problems, sums):
+def run_case(ctx, language, case):
     rank, world = ctx.cur_rank, ctx.num_ranks
     m, n, dst_m, dst_n = sizes(case, world)
     src_dtype, dst_dtype = (getattr(torch, name or case.dtype) for name in (case.src_dtype, case.dst_dtype))
@@ -261,33 +261,32 @@ def run_case(ctx, language, case, problems, sums):
             launch("await")
         results.append(dst.inner.clone())
     ctx.barrier()
+    sums = []
     for turn, result in enumerate(results):
         parts = [part(case, r, turn, (m, n)) for r in range(world)]
         before = parts[rank] if case.in_place else torch.full((dst_m, dst_n), SENTINEL, dtype=dst_dtype)
         result = result.cpu()
         exact, true = expected(case, parts, rank, before)
-        if exact is not None and not torch.equal(result, exact):
-            problems.append(f"rank {rank}, launch {turn}: {case} is not exact")
+        assert exact is None or torch.equal(result, exact), f"launch {turn}: {case} is not exact"
         scale = 0.0 if case.op in MOVES else sum(p.double().abs() for p in parts)  # of each element
         rounding = 0.0
         if dst_dtype.is_floating_point:
             fine = torch.finfo(torch.float32).eps
             coarse = max(torch.finfo(dtype).eps for dtype in (src_dtype, dst_dtype))
             rounding = world * coarse if exact is None else coarse + world * fine  # sums on their way are float32
-        if not ((result.double() - true).abs() <= rounding * scale).all():
-            problems.append(f"rank {rank}, launch {turn}: {case} is off by {(result.double() - true).abs().max()}")
+        error = (result.double() - true).abs()
+        assert (error <= rounding * scale).all(), f"launch {turn}: {case} is off by {error.max()}"
         sums.append(zlib.crc32(result.contiguous().view(torch.uint8).numpy().tobytes()))
-    if not (src.margin_is_whole() and dst.margin_is_whole()):
-        problems.append(f"rank {rank}: {case} touches memory outside its matrices")
+    assert src.margin_is_whole(), f"{case} touches memory outside src"
+    assert dst.margin_is_whole(), f"{case} touches memory outside dst"
     if raised:
-        if not ((locks[:tiles] == 1).all() and (locks[tiles:] == SENTINEL).all()):
-            problems.append(f"rank {rank}: {case} leaves flags {locks.tolist()}")
+        assert locks.tolist() == [1] * tiles + [SENTINEL] * GUARD, case
     elif case.op in WITH_LOCKS:
-        rows = locks.cpu().view(-1, 2 * world + 3)
-        if set((rows[:, 2 * world] >> 3).tolist()) != {LAUNCHES} or rows[:, 2 * world + 1].any():
-            problems.append(f"rank {rank}: {case} leaves locks {rows.tolist()}")
-    elif locks.any():
-        problems.append(f"rank {rank}: {case} leaves a lock taken")
+        stamps, taken = locks.cpu().view(-1, 2 * world + 3)[:, 2 * world : 2 * world + 2].t()
+        assert (set((stamps >> 3).tolist()), set(taken.tolist())) == ({LAUNCHES}, {0}), case
+    else:
+        assert not locks.any(), f"{case} leaves a lock taken"
+    return sums
 
 
 def simple_launch(ctx, language, op, data, src, dst, locks, programs=2, form="tile", number=0):

@@ -45,10 +45,8 @@ def cases_of(language, ranks, device="cpu"):
     return cases
 
 
-def check(results, cases):
-    """Nothing is wrong, and where all ranks get the same, they have the same bytes."""
-    assert [line for problems, _ in results for line in problems] == []
-    sums = [sums for _, sums in results]
+def check(sums, cases):
+    """Where all ranks get the same, they have the same bytes."""
     assert len(sums[0]) == LAUNCHES * len(cases)
     for i, case in enumerate(cases):
         if case.op in ("one_shot", "two_shot", "owner", "ring", "all_gather_rows", "all_gather_columns"):
