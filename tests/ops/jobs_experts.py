@@ -72,14 +72,12 @@ def passes(device, group, case, turns, gone=()):
                 if counts[number] != len(wanted) or end - begin != len(wanted):
                     wrong.append((turn, "counts", number, counts.tolist(), state.offsets.tolist(), len(wanted)))
                     continue
-                if wanted:
-                    there = torch.stack([members[m].x[t].float() for m, t in wanted])
-                    if not torch.equal(rows[begin:end].float().cpu(), there):
-                        wrong.append((turn, "rows", number))
-                    if scales:
-                        there = torch.stack([members[m].scales[t] for m, t in wanted])
-                        if not torch.equal(state.scales_of_rows[begin:end].cpu(), there):
-                            wrong.append((turn, "scales", number))
+                there = {"rows": ([members[m].x[t].float() for m, t in wanted], rows)}
+                if scales:
+                    there["scales"] = [members[m].scales[t] for m, t in wanted], state.scales_of_rows
+                for name, (parts, found) in there.items():
+                    if wanted and not torch.equal(found[begin:end].float().cpu(), torch.stack(parts)):
+                        wrong.append((turn, name, number))
                 y[begin:end] = rows[begin:end].float() * (me * block + number + 1)
             out = experts.combine(y, state)
             factor = (mine.chosen + 1).float() * (mine.weights if turn % 3 else 1)  # 0 for no choice

@@ -87,7 +87,7 @@ def frozen(ctx):
 @on_heap("8MiB", IRIS_BARRIER_TIMEOUT="30", IRIS_DEVICE_TIMEOUT="30")
 def needed_by_some(ctx):
     """Members get the same gradients where others need other ones, or none, as where all need all."""
-    size, wrong = ctx.num_ranks, []
+    size = ctx.num_ranks
     of_linear = (2 * size, 4), (2 * size, 4), (2 * size,)
     functions = nn.linear, nn.linear_all_gather, nn.linear_all_reduce, nn.all_gather_linear, nn.linear_reduce_scatter
     cases = {each.__name__: (functools.partial(each, ctx), of_linear) for each in functions}
@@ -110,9 +110,8 @@ def needed_by_some(ctx):
             if turn == 0:
                 wanted = found
             for got, want, need in zip(found, wanted, needs, strict=False):
-                if (got is not None) != need or (need and not torch.allclose(got, want, atol=1e-5)):
-                    wrong.append((name, turn))
-    assert wrong == []
+                assert (got is not None) == need, (name, turn)
+                assert not need or torch.allclose(got, want, atol=1e-5), (name, turn)
 
 
 @on_heap("8MiB", IRIS_BARRIER_TIMEOUT="30")
