@@ -64,8 +64,7 @@ def test_each_order_that_differs_is_walked_once(runner, text, count):
 
 def walk_case(pool, name, bug, most, path):
     """Walk a case of the corpus; returns the walk, the results of all ranks, and the findings."""
-    ranks = jobs_exploration.CASES[name].ranks
-    results = []
+    ranks, results = jobs_exploration.CASES[name].ranks, []
 
     def run(order):
         told = pool.run(jobs_exploration.run_case, ranks, name, bug, [order], str(path), jobs_exploration.journal)
@@ -79,13 +78,10 @@ def walk_case(pool, name, bug, most, path):
 
 @pytest.mark.parametrize("name", ["passed_on", "missing_wait", "wrong_turn", "flag_not_reset", "several_senders"])
 def test_a_right_program_is_walked_whole(pool, tmp_path, name):
-    walked, results, findings = walk_case(pool, name, False, 40, tmp_path / "found")
-    assert walked.is_whole
-    assert findings == []
-    assert all(each == results[0] for each in results)
+    walked, (first, *others), findings = walk_case(pool, name, False, 40, tmp_path / "found")
+    assert (walked.is_whole, findings, others) == (True, [], [first] * len(others))
 
 
 @pytest.mark.parametrize("name", ["missing_release", "several_senders", "ticket_relaxed"])
 def test_a_mistake_is_found_without_a_seed(pool, tmp_path, name):
-    _, _, findings = walk_case(pool, name, True, 10, tmp_path / "found")
-    assert findings != []
+    assert walk_case(pool, name, True, 10, tmp_path / "found")[2] != []
