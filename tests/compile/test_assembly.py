@@ -6,6 +6,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from kernel_text import kernel_of
 from tables import table
 from triton.runtime import driver
 
@@ -25,9 +26,7 @@ def add_one(x, n, BLOCK: tl.constexpr):
     tl.store(x + i, tl.load(x + i, mask=i < n) + 1, mask=i < n)
 
 
-@triton.jit
-def broken(x):
-    tl.store(x, undefined_name)  # noqa: F821
+broken = kernel_of(triton.jit, "x", "tl.store(x, undefined_name)", tl=tl)
 
 
 @table("target, text", [("sm_90", ".target sm_90a"), ("gfx942", "gfx942"), ("gfx950", "gfx950")])

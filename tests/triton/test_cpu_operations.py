@@ -41,9 +41,8 @@ def test_maximum_ignores_nan_as_on_gpus():
     check("tl.min(v, axis=1)", torch.ones(16), v=x)
 
 
-@triton.jit
-def affine(a1, b1, a2, b2):
-    return a1 * a2, b1 * a2 + b2
+affine = kernel_of(triton.jit, "a1, b1, a2, b2", "return a1 * a2, b1 * a2 + b2")
+product = kernel_of(triton.jit, "a, b", "return a * b")
 
 
 @triton.jit
@@ -53,11 +52,6 @@ def larger(a, b):
     else:
         r = b
     return r
-
-
-@triton.jit
-def product(a, b):
-    return a * b
 
 
 def test_own_combine_functions_keep_the_order():
