@@ -1,7 +1,4 @@
-"""Calls of collectives with everything that can vary, and what they must give: computed by torch on one process.
-
-Data is made of small integers, so that every result is exact in every dtype, in whatever order it is added up.
-"""
+"""Calls of collectives with everything that can vary, and what they must give: computed by torch on one process."""
 
 import functools
 import itertools
@@ -193,16 +190,13 @@ def sequence_cases(family):
 
 
 def data(case, rank, size, turn=0):
-    """A rank's input, contiguous and on the CPU."""
-    generator = torch.Generator().manual_seed(97 * turn + rank)
-    dtype = getattr(torch, case.dtype)
-    shape = input_shape(case, rank, size)
-    if case.dtype == "bool":
-        return torch.randint(0, 2, shape, generator=generator).to(torch.bool)
-    low, high = (1, 3) if case.reduction == "product" else (-4, 5)
+    """A rank's input, contiguous and on the CPU: small integers, of which all results are exact in any order."""
+    generator, dtype = torch.Generator().manual_seed(97 * turn + rank), getattr(torch, case.dtype)
     if dtype.is_floating_point or dtype.is_complex or dtype.is_signed:
-        return torch.randint(low, high, shape, generator=generator).to(torch.float32).to(dtype)
-    return torch.randint(0, 7, shape, generator=generator).to(dtype)
+        low, high = (1, 3) if case.reduction == "product" else (-4, 5)
+    else:
+        low, high = 0, 2 if case.dtype == "bool" else 7
+    return torch.randint(low, high, input_shape(case, rank, size), generator=generator).to(torch.float32).to(dtype)
 
 
 def row_splits(case, size):
@@ -282,9 +276,9 @@ def request(case, size, **changes):
 
 def served(cases, size):
     """Those of them that their algorithms serve."""
-    return [
-        case
-        for case in cases
-        if "algorithm" not in case.config
-        or registered()[case.op, case.config["algorithm"]].supports(request(case, size))
-    ]
+
+    def is_served(case):
+        name = case.config.get("algorithm")
+        return name is None or registered()[case.op, name].supports(request(case, size))
+
+    return list(filter(is_served, cases))

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import importlib
+import itertools
 import math
 import random
 import time
@@ -22,10 +23,7 @@ POISON = 0xA5
 
 
 def on_heap(nbytes, *, deterministic=None, packets=False, **variables):
-    """Let a job take a device where it is written with a context: opened with variables, closed when all are done.
-
-    With `packets`, CPU ranks emulate them.
-    """
+    """Let a job of a context take a device; all leave the context together; with `packets`, CPU ranks emulate them."""
 
     def decorate(job):
         @functools.wraps(job)
@@ -52,35 +50,28 @@ class Tensors:
     """Input and output of a rank where a case wants them; made in the same order on every rank."""
 
     def __init__(self, ctx, case, rank, size):
-        self.case, self.rank, self.size = case, rank, size
-        self._ctx = ctx
-        in_heap = case.place not in ("ordinary", "strided ordinary", "output only")
-        out_heap = case.place not in ("ordinary", "strided ordinary", "input only")
-        self.in_shape, self.out_shape = input_shape(case, rank, size), output_shape(case, rank, size)
-        most = self._most()
+        self.case, self.rank, self.size, self._ctx = case, rank, size, ctx
+        shapes = [(input_shape(case, r, size), output_shape(case, r, size)) for r in range(size)]
+        self._most = max(map(math.prod, itertools.chain(*shapes)))  # of any rank: allocations must be alike
         self._made = []  # bytes, and which of them are no element's
-        self.inp = self.out = None
+        in_shape, out_shape = shapes[rank]
         if case.in_place and case.op in ("all_gather", "gather"):
-            self.out = self._make(out_heap, self.out_shape, most)
+            self.out = self._make("input only", out_shape)
             self.inp = self.out.view(size, *case.shape)[rank]
         else:
-            self.inp = self._make(in_heap, self.in_shape, most)
+            self.inp = self._make("output only", in_shape)
             if case.in_place and case.op in ("reduce_scatter", "scatter"):
                 self.out = self.inp.view(size, *case.shape)[rank]
             else:
-                self.out = self.inp if case.in_place else self._make(out_heap, self.out_shape, most)
+                self.out = self.inp if case.in_place else self._make("input only", out_shape)
 
-    def _most(self):
-        """Elements of the largest tensor of any rank: allocations must be alike."""
-        ranks = range(self.size)
-        return max(math.prod(shape(self.case, r, self.size)) for shape in (input_shape, output_shape) for r in ranks)
-
-    def _make(self, on_heap, shape, most):
+    def _make(self, other_only, shape):
+        """A tensor that lies on the heap, unless the case's place is off it, or that of the other one only."""
         dtype = getattr(torch, self.case.dtype)
         step = 2 if "strided" in self.case.place else 1
         lead = 3 + 5 * self.rank if self.case.place == "skewed" else 0
-        nbytes = (step * most + 3 + 5 * self.size) * dtype.itemsize
-        make = self._ctx.empty if on_heap else torch.empty
+        nbytes = (step * self._most + 3 + 5 * self.size) * dtype.itemsize
+        make = torch.empty if self.case.place in ("ordinary", "strided ordinary", other_only) else self._ctx.empty
         raw = make(nbytes, dtype=torch.uint8, device=self._ctx.device).fill_(POISON)
         count = math.prod(shape)
 
@@ -106,9 +97,7 @@ class Tensors:
         """New data in the input, something else in the output; returns the inputs of all ranks."""
         inputs = [data(self.case, r, self.size, turn) for r in range(self.size)]
         if not self.case.in_place:
-            self.out.view_as(self.out).copy_(
-                torch.ones((), dtype=torch.float32).to(self.out.dtype).expand(self.out.shape)
-            )
+            self.out.copy_(torch.ones((), dtype=torch.float32).to(self.out.dtype).expand(self.out.shape))
         if self.case.op == "broadcast" and self.rank == self.case.root:
             self.out.copy_(inputs[self.rank])
         self.inp.copy_(inputs[self.rank])
@@ -140,23 +129,18 @@ def call(ctx, case, tensors, group=None, members=None, async_op=False):
 
 def verify(case, tensors, inputs, what=""):
     """What is wrong with the output (and the input); an empty list if nothing is."""
-    rank = tensors.rank
-    wrong = []
-    has_output = case.op not in ("reduce", "gather") or rank == case.root
-    if has_output:
-        want = expected(case, rank, inputs)
-        got = tensors.out.cpu()
+    rank, size, wrong = tensors.rank, tensors.size, []
+    if case.op not in ("reduce", "gather") or rank == case.root:
+        want, got = expected(case, rank, inputs), tensors.out.cpu()
         if not torch.equal(bits(got), bits(want)):
-            wrong.append(
-                f"{case}{what}: rank {rank} of {tensors.size} got {got.flatten()[:8]}, not {want.flatten()[:8]}"
-            )
-    if case.splits == "on device" and tensors.taken.tolist() != [row[rank] for row in row_splits(case, tensors.size)]:
-        wrong.append(f"{case}{what}: rank {rank} of {tensors.size} received the sizes {tensors.taken.tolist()}")
+            wrong.append(f"got {got.flatten()[:8]}, not {want.flatten()[:8]}")
+    if case.splits == "on device" and tensors.taken.tolist() != [row[rank] for row in row_splits(case, size)]:
+        wrong.append(f"received the sizes {tensors.taken.tolist()}")
     if not case.in_place and not torch.equal(bits(tensors.inp.cpu()), bits(inputs[rank])):
-        wrong.append(f"{case}{what}: the input of rank {rank} was changed")
+        wrong.append("has another input than before")
     if not tensors.are_surroundings_whole():
-        wrong.append(f"{case}{what}: memory beside the tensors of rank {rank} was changed")
-    return wrong
+        wrong.append("has other memory than before beside its tensors")
+    return [f"{case}{what}: rank {rank} of {size} {text}" for text in wrong]
 
 
 def bits(tensor):
@@ -184,7 +168,6 @@ def run_cases(
 
     Args:
         workspace: its bound: what is larger goes in pieces.
-        packets: whether CPU ranks emulate them.
         handles: whether every other call is asynchronous, and ranks are late at random.
         around: a function (rank) of a context manager in which the calls are made.
         look: a function (context) whose result is returned as well.

@@ -8,6 +8,7 @@ import re
 import threading
 import time
 
+import pytest
 import torch
 import torch.distributed as dist
 from ccl_cases import OPS, Case
@@ -18,7 +19,7 @@ from ops_cases import tiles_of
 
 from iris_core import Iris
 from iris_core.ccl import Config
-from iris_core.errors import IrisError
+from iris_core.errors import DeviceError
 from iris_core.hooks import hookimpl
 from iris_core.registry import default_registry
 from iris_core.types import PluginKind
@@ -38,14 +39,6 @@ def random_case(generator, size):
         op, dtype, shape=shape, place=place, root=root,
         config=config if op == "all_reduce" and generator.random() < 0.5 else {},
     )  # fmt: skip
-
-
-def rest(ctx, seconds):
-    """Keep this rank's device busy."""
-    if ctx.device == "cpu":
-        time.sleep(seconds)
-    else:
-        torch.cuda._sleep(int(seconds * 1e9))
 
 
 def in_groups(device, sets, rounds, cases=(), draw=None, backend="auto"):
@@ -77,13 +70,10 @@ def back_to_back(
     Between products there are collectives, and some products are waited for behind later calls.
 
     Args:
-        device: where.
         calls, kinds: how many; the kinds are `cases`, or drawn by a function.
         slow: whether some ranks are late.
-        draw, cases, backend: see above.
         packets: whether CPU ranks emulate them.
         begin: called when all kinds are known; from then on one rank is late in every call.
-        **variables: of the environment.
     """
     order, own, wrong, plays = random.Random(11), random.Random(), [], []
     with (emulation if packets else environment)(**variables), Iris("64MiB", device=device, backend=backend) as ctx:
@@ -91,26 +81,27 @@ def back_to_back(
         for case in cases or [(draw or random_case)(order, size) for _ in range(kinds)]:
             jobs, sides = jobs_of(case), []
             tensors = jobs.Tensors(ctx, case, rank, size)
+            held = [each for each in (*tensors.operands, tensors.out) if each is not None]
             for turn in range(2):
                 given = tensors.fill(turn)
-                before = [None if each is None else each.clone() for each in (*tensors.operands, tensors.out)]
+                before = [each.clone() for each in held]
                 jobs.call(ctx, case, tensors)
                 wrong += jobs.verify(case, tensors, given, " at first")
                 sides.append((before, bits(tensors.out)))
-            plays.append((case, tensors, sides, torch.zeros((), dtype=torch.int64, device=ctx.device)))
+            plays.append((case, tensors, held, sides, torch.zeros((), dtype=torch.int64, device=ctx.device)))
         between, total = ctx.ones(100), ctx.zeros(100)
         ctx.ccl.all_reduce(total, between)
         ctx.barrier()
         if begin:
             begin(ctx)
         for turn in range(calls):
-            case, tensors, sides, bad = plays[order.randrange(len(plays))]
+            case, tensors, held, sides, bad = plays[order.randrange(len(plays))]
             (before, want), (others, _) = sides[turn % 2], sides[1 - turn % 2]
-            for mine, new in zip((*tensors.operands, tensors.out), before, strict=True):
-                if new is not None:
-                    mine.copy_(new)
+            for mine, new in zip(held, before, strict=True):
+                mine.copy_(new)
             if (turn + rank) % size == 0 if begin else slow and own.random() < 0.1:
-                rest(ctx, 0.05 if begin else 0.003)
+                seconds = 0.05 if begin else 0.003  # for which the device is busy
+                time.sleep(seconds) if device == "cpu" else torch.cuda._sleep(int(seconds * 1e9))
             is_product = case.op not in OPS
             is_async = is_product and order.random() < 0.3
             work = jobs_of(case).call(ctx, case, tensors, async_op=is_async)
@@ -119,27 +110,19 @@ def back_to_back(
                 bad += (total != size).sum()
             if is_async:
                 work.wait()
-            for mine, other in zip(tensors.operands, others, strict=False):  # peers must be done with them
-                if other is not None:
-                    mine.copy_(other)
+            for mine, other in zip(held[:-1], others, strict=False):  # operands, with which peers must be done
+                mine.copy_(other)
             bad += (bits(tensors.out) != want).sum()  # the same bits every time
         ctx.barrier()
-        for case, _, _, bad in plays:
-            if int(bad.item()):
-                wrong.append(f"{case}: {int(bad.item())} bytes were wrong on rank {rank}")
+        wrong += [f"{case}: {bad} bytes were wrong on rank {rank}" for case, *_, bad in plays if bad]
     return wrong
 
 
 def nobody_waits(device, seed, rounds):
-    """Calls of several teams whose handles are dropped: results are there behind a barrier, and no block is used twice.
-
-    Ranks are late by themselves; all else is the same on all of them.
-    """
-    wrong = []
+    """Calls whose handles are dropped, on late ranks: a barrier brings their results, and no block is used twice."""
     with Iris("24MiB", device=device) as ctx:
-        rank, size = ctx.cur_rank, ctx.num_ranks
+        rank, size, reused = ctx.cur_rank, ctx.num_ranks, 0
         shared, own = random.Random(seed), random.Random(100 * seed + rank)
-        reused = 0
         for turn in range(rounds):
             checks, freed = [], set()
             for _ in range(shared.randint(1, 3)):
@@ -163,16 +146,14 @@ def nobody_waits(device, seed, rounds):
                 del x, y
             time.sleep(own.choice([0, 0, 0.05]))
             ctx.barrier()
-            wrong += [(turn, fate) for y, total, fate in checks if not bool((y == total).all())]
+            assert [(turn, fate) for y, total, fate in checks if not bool((y == total).all())] == []
             new = [ctx.zeros(NUMEL) for _ in range(4)]
             reused += len(freed & {each.data_ptr() for each in new})
             time.sleep(0.03)
-            wrong += [(turn, "written after it was freed") for each in new if bool(each.any())]
             for each in new:
+                assert not each.any(), (turn, "written after it was freed")
                 ctx.free(each)
-        if device == "cpu" and not reused:
-            wrong.append("no block was used again")
-    return wrong
+        assert device != "cpu" or reused, "no block was used again"
 
 
 @on_heap("8MiB")
@@ -202,11 +183,8 @@ def leaves(device):
         ctx.ccl.all_reduce(closed, ctx.ones(NUMEL), async_op=True)
         ctx.ccl.barrier(async_op=True)
     assert closed.unique().tolist() == [float(ctx.num_ranks)]
-    with (
-        contextlib.suppress(ZeroDivisionError),
-        environment(IRIS_BARRIER_TIMEOUT="20"),
-        Iris("8MiB", device=device) as ctx,
-    ):
+    patient = environment(IRIS_BARRIER_TIMEOUT="20")
+    with contextlib.suppress(ZeroDivisionError), patient, Iris("8MiB", device=device) as ctx:
         failed = torch.zeros(NUMEL, device=ctx.device)
         for _ in range(5):
             ctx.ccl.all_reduce(failed, torch.ones(NUMEL, device=ctx.device), async_op=True)
@@ -239,10 +217,8 @@ def fails(how, learn):
         ctx.close()
         assert y.tolist() == ([2.0] * 4 if rank < 2 else [0.0] * 4)
     assert len(said) == (3 if how == "wait" else 1) * (rank < learn)
-    kind = (
-        "DeadlockError: " if how == "wait" else f"DeviceError: (?=.*all_reduce)(?=.*{'rank 0' * (rank > 0)}).*Deadlock"
-    )
-    assert all(re.match(kind, text, re.DOTALL) for text in said), said
+    words = f"DeviceError: (?=.*all_reduce)(?=.*{'rank 0' * (rank > 0)}).*Deadlock"
+    assert all(re.match("DeadlockError: " if how == "wait" else words, text, re.DOTALL) for text in said), said
 
 
 def keeps_errors():
@@ -257,11 +233,10 @@ def keeps_errors():
                 kept += [ctx.ccl.all_reduce(y, x, async_op=True), ctx.ccl.barrier(async_op=True)]
                 while not kept[-1].is_completed():
                     time.sleep(0.01)
-                try:
+                with pytest.raises(DeviceError) as error:
                     ctx.ccl.barrier()
-                except IrisError as error:
-                    kept.append(error)
-                assert type(kept[-1]).__name__ == "DeviceError"
+                assert error.type is DeviceError
+                kept.append(error)
         ctx.broadcast(0)
         last = threading.Thread(target=ctx.ccl.barrier, daemon=True)
         last.start()
@@ -270,10 +245,7 @@ def keeps_errors():
 
 
 def captured(device, cases, replays, workspace="", every=1, backend="auto"):
-    """What is wrong with calls in a graph, replayed with new data, looked at in `every` such turn.
-
-    A first call inside a capture is refused.
-    """
+    """What is wrong with replays of new data, looked at in `every` such turn; a first call in a capture is refused."""
     wrong, limits = [], {"IRIS_CCL_WORKSPACE": workspace} if workspace else {}
     with environment(**limits), Iris("64MiB", device=device, backend=backend) as ctx:
         rank, size = ctx.cur_rank, ctx.num_ranks
@@ -314,23 +286,18 @@ def captured(device, cases, replays, workspace="", every=1, backend="auto"):
     return wrong
 
 
-class Observer:
-    """Writes down what it hears."""
-
-    def __init__(self):
-        self.heard = []
-
-    @hookimpl
-    def iris_collective(self, op, algorithm, nbytes):
-        self.heard.append((op, algorithm, nbytes))
-
-
 @on_heap("8MiB")
 def observed(ctx):
     """What an observer hears: which algorithms serve these calls, and their bytes."""
-    observer, x = Observer(), ctx.zeros(10)
+    heard, x = [], ctx.zeros(10)
+
+    class Observer:
+        @hookimpl
+        def iris_collective(self, op, algorithm, nbytes):
+            heard.append((op, algorithm, nbytes))
+
     ctx.ccl.all_reduce(x, x)
-    record = default_registry().register(PluginKind.OBSERVER, observer, name="listener")
+    record = default_registry().register(PluginKind.OBSERVER, Observer(), name="listener")
     try:
         ctx.ccl.all_reduce(x, x)
         ctx.ccl.broadcast(x, async_op=True).wait()
@@ -338,7 +305,7 @@ def observed(ctx):
         default_registry().unregister(record)
     ctx.ccl.all_reduce(x, x)
     calls = ("all_reduce", x, x), ("broadcast", x)
-    assert observer.heard == [(op, ctx.ccl.explain(op, *tensors).algorithm, 40) for op, *tensors in calls]
+    assert heard == [(op, ctx.ccl.explain(op, *tensors).algorithm, 40) for op, *tensors in calls]
 
 
 @on_heap("24MiB")

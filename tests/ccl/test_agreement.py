@@ -1,5 +1,6 @@
 """Calls that are refused, ranks that do not call alike, plans that only some can make, kinds of calls without end."""
 
+import contextlib
 import functools
 import os
 import pathlib
@@ -31,7 +32,6 @@ from iris_triton.collectives.parts.barrier import row_words
 from iris_triton.collectives.parts.sizes import MOVABLE
 
 
-# -- calls that are refused, and calls that differ --------------------------------------------------------------------
 def of(algorithm, **more):
     return Config(algorithm=algorithm, **more)
 
@@ -106,10 +106,7 @@ def tensors_of(ctx, n):
 
 @on_heap("16MiB", IRIS_BARRIER_TIMEOUT="30")
 def refused_by_some(ctx):
-    """Calls that one rank, each in turn, or all cannot make, of every operation; afterwards right ones.
-
-    Returns what each call raised.
-    """
+    """What calls raise that one rank, each in turn, or all cannot make, of every operation; afterwards right ones."""
     outcomes = []
     for who in (0, 2, "all", "none"):
         for row, (_, call, *_) in enumerate(DEFECTS):
@@ -157,8 +154,7 @@ def different(ctx):
     t = SimpleNamespace(**calls_of(ctx), off_heap=off_heap, gathered=ctx.zeros(6, 24))
     t.x, t.y, t.b, t.bias, t.out = ctx.ones(6, 4), ctx.zeros(6, 4), ctx.ones(4, 8), ctx.zeros(8), ctx.zeros(6, 8)
     for words, call in DIFFERING:
-        wrong = unlike((f"RankMismatchError.*{words}", lambda call=call: call(t, ctx.cur_rank == 2)))
-        assert not wrong, wrong
+        assert unlike((f"RankMismatchError.*{words}", functools.partial(call, t, ctx.cur_rank == 2))) == []
         ctx.ops.matmul_all_reduce(product, t.x, square)
         assert product.unique().tolist() == [12.0], words
         for group in (None, [1, 0, 2], (0, 1, 2), dist.group.WORLD):
@@ -170,8 +166,8 @@ def opens_differently(device, what):
     rank = int(os.environ["RANK"])
     words = "deterministic" if what == "bits" else "IRIS_CCL_WORKSPACE: 1048576 on rank 0; 2097152 on rank 1"
     with environment(**({"IRIS_CCL_WORKSPACE": f"{1 + rank}MiB"} if what == "workspace" else {})):
-        how = {"device": device, "deterministic": what == "bits" and rank == 0}
-        assert unlike((f"RankMismatchError.*{words}", lambda: Iris("8MiB", **how))) == []
+        opens = functools.partial(Iris, "8MiB", device=device, deterministic=what == "bits" and rank == 0)
+        assert unlike((f"RankMismatchError.*{words}", opens)) == []
 
 
 def tables_that_differ(device, folder):
@@ -209,25 +205,16 @@ def refused_later(ctx):
     assert (one.imag.tolist(), other.tolist(), wide[:5].unique().tolist()) == ([4.0] * 4, [0j] * 4, [1.0, 2.0])
 
 
-# -- plans that only some can make ------------------------------------------------------------------------------------
 @on_heap("24MiB")
 def next_candidate(ctx):
     """What is chosen has no room on rank 1; another one serves the call on all, now and when it is prepared again."""
     inp, out = torch.ones(40_003, device=ctx.device), torch.zeros(40_003, device=ctx.device)
     first = ctx.ccl.explain("all_reduce", out, inp).algorithm
     algorithm = ctx.ccl._binder._algorithms(None)._by_op["all_reduce"][first]
-    own = algorithm.prepare
-
-    def prepare(request, context):
-        if ctx.cur_rank == 1:
-            raise UnsupportedError("no room here")
-        return own(request, context)
-
-    algorithm.prepare = prepare
-    with mock.patch.object(logger, "warning") as warning:
+    no_room = mock.patch.object(algorithm, "prepare", side_effect=UnsupportedError("no room here"))
+    with mock.patch.object(logger, "warning") as warning, no_room if ctx.cur_rank == 1 else contextlib.nullcontext():
         ctx.ccl.all_reduce(out, inp)
         ctx.ccl.all_reduce(out[:40_001], inp[:40_001])
-    algorithm.prepare = own
     assert out.unique().tolist() == [2.0]
     after = ctx.ccl.explain("all_reduce", out, inp)
     if ctx.cur_rank == 0:  # alone: the others know a plan
@@ -241,7 +228,6 @@ def next_candidate(ctx):
     assert all("group of ranks 0, 1: all_reduce does without" in text for text in warnings)
 
 
-# -- what only the device can tell ------------------------------------------------------------------------------------
 @on_heap("24MiB")
 def messages_that_differ(ctx):
     """Messages that are not what the receiver expects, of one piece and of several, and of nothing; then right ones."""
@@ -267,9 +253,8 @@ def splits_that_differ(ctx):
     rank = ctx.cur_rank
 
     def exchange(given, taken):
-        inp, out = (
-            torch.full((sum(rows), 3), rank + n, device=ctx.device) for n, rows in ((1.0, given), (-9.0, taken))
-        )
+        inp = torch.full((sum(given), 3), rank + 1.0, device=ctx.device)
+        out = torch.zeros(sum(taken), 3, device=ctx.device)
         ctx.ccl.all_to_all(out, inp, input_split_sizes=given, output_split_sizes=taken)
         return out[:, 0].tolist()
 
@@ -342,10 +327,7 @@ def accepted(ctx):
 
 
 def kinds_without_end(device):
-    """Lengths and split sizes that vary; what is known of them stays bounded, and what was dropped works again.
-
-    What is used in every turn is not made again.
-    """
+    """Lengths and splits that vary: what is known stays bounded and works again, and what is in use is made once."""
     usual = set()
     with mock.patch.object(bind, "GENERATION", 8), Iris("24MiB", device=device) as ctx:
         rank = ctx.cur_rank
@@ -364,12 +346,11 @@ def kinds_without_end(device):
         assert len(usual) == 1
 
 
-# -- members that are ahead -------------------------------------------------------------------------------------------
 def wait_for(file):
     deadline = time.monotonic() + 60
-    while not file.exists() and time.monotonic() < deadline:
+    while not file.exists():
+        assert time.monotonic() < deadline
         time.sleep(0.01)
-    return file.exists()
 
 
 @on_heap("8MiB")
@@ -380,7 +361,7 @@ def refused_by_one_that_is_ahead(ctx, folder):
     if ctx.cur_rank == 0:
         assert kind_of(ctx.ccl.all_reduce, out, out[:5]) == "ArgumentError"
         raised.touch()
-    assert wait_for(raised)
+    wait_for(raised)
     if ctx.cur_rank != 0:
         assert kind_of(ctx.barrier) == "RankMismatchError"
     ctx.barrier()
@@ -406,20 +387,18 @@ def laid_out_otherwise(ctx, folder):
         with mock.patch.object(members, "ABSENT_S", 1.0):
             assert unlike((words, lambda: reduce(out, strided))) == []
         raised.touch()
-    assert wait_for(raised)
+    wait_for(raised)
     if ctx.cur_rank == 0:
         assert kind_of(ctx.barrier) == "RankMismatchError"
     ctx.barrier()
     for inp in (strided, dense, strided):
         reduce(out, inp)
         assert out.unique().tolist() == [2.0]
-    words = (
-        rf"RankMismatchError.*algorithm: {first} on rank 0; .*in_stride=\(9, 1\), out_stride=\(8, 1\), aligned=True on"
-    )
-    assert unlike((f"{words} rank 1", lambda: reduce(out[:4], (dense, strided)[ctx.cur_rank][:4]))) == []
+    layout = r"in_stride=\(9, 1\), out_stride=\(8, 1\), aligned=True on rank 1"
+    words = f"RankMismatchError.*algorithm: {first} on rank 0; .*{layout}"
+    assert unlike((words, lambda: reduce(out[:4], (dense, strided)[ctx.cur_rank][:4]))) == []
 
 
-# -- tests -------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("num_ranks", [3])
 def test_what_one_rank_refuses_all_refuse(pool, num_ranks, device):
     for rows in zip(*pool.run(refused_by_some, num_ranks, device), strict=True):
@@ -455,27 +434,25 @@ def test_tables_that_differ_in_the_launch_are_noticed(pool, tmp_path):
     assert pool.run(tables_that_differ, 2, "cpu", str(tmp_path)) == [None] * 2
 
 
-# -- without ranks ----------------------------------------------------------------------------------------------------
 def test_another_algorithm_serves_in_graphs(monkeypatch):
     """A launch that a graph captures is not kept less long than the graph may need it."""
     capturing, launched = [False], []
     monkeypatch.setattr(bind, "MAY_BE_WATCHED", set())
 
-    def bound(name, drops_plans):
-        launch = lambda plan, *tensors: launched.append((name, plan, tensors))
-        algorithm = SimpleNamespace(name=name, drops_plans=drops_plans, launch=launch)
-        team = SimpleNamespace(reports=SimpleNamespace(alarm=[0], heard=0))
-        order = SimpleNamespace(run=lambda launch, plan, *tensors: launch(plan, *tensors), mark=None)
-        return bind.Bound(algorithm, f"plan of {name}", order, team, None, SimpleNamespace(op="all_reduce"))
+    def bound(plan, drops_plans):
+        algorithm = mock.Mock(drops_plans=drops_plans, launch=lambda *arguments: launched.append(arguments))
+        team = mock.Mock(reports=mock.Mock(alarm=[0], heard=0))
+        order = mock.Mock(run=lambda launch, *arguments: launch(*arguments), mark=None)
+        return bind.Bound(algorithm, plan, order, team, None, mock.Mock(op="all_reduce"))
 
-    eager, other = bound("eager", True), bound("captured", False)
+    eager, other = bound("eager plan", True), bound("captured plan", False)
     assert eager.droppable
     eager.let_capture(other)
     assert not eager.droppable
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
     for capturing[0] in (False, True):
         eager.run("out", "inp")
-    assert launched == [("eager", "plan of eager", ("out", "inp")), ("captured", "plan of captured", ("out", "inp"))]
+    assert launched == [("eager plan", "out", "inp"), ("captured plan", "out", "inp")]
 
 
 def test_another_thread_may_add_launches_meanwhile(monkeypatch):

@@ -4,6 +4,7 @@ import pickle
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch.distributed as dist
@@ -21,12 +22,9 @@ from iris_core.types import Availability, CollectiveRequest, DeviceTarget, Devic
 from iris_triton.collectives import TABLES, collectives
 
 CPU = DeviceTarget(DeviceType.CPU)
-REQUEST = CollectiveRequest(
-    op="all_reduce", shape=(512,), dtype="bfloat16", nbytes=1024, rank=0, group_size=4, target=CPU
-)
+REQUEST = CollectiveRequest("all_reduce", (512,), "bfloat16", nbytes=1024, rank=0, group_size=4, target=CPU)
 
 
-# -- measured tables ---------------------------------------------------------------------------------------------------
 MIB = 1 << 20
 OF_MIB = replace(REQUEST, nbytes=MIB)
 
@@ -40,7 +38,6 @@ def names(found):
     return [entry.algorithm for entry in found.entries]
 
 
-# -- the nearest point ------------------------------------------------------------------------------------------------
 def one_point(folder, algorithm, **row):
     head = {name: row.pop(name) for name in ("device", "group_size") if name in row}
     row = {"nbytes": MIB, "algorithm": algorithm, "config": {"comm_sms": 4}} | row
@@ -48,21 +45,16 @@ def one_point(folder, algorithm, **row):
 
 
 @table("way", [2, 0.5])
-@table(
-    ("octaves", "is_near", "config"),
-    [(0, True, True), (0.49, True, True), (0.51, False, True), (1, False, True), (1.01, False, False),
-     (3, False, False)],
-)  # fmt: skip
+@table(("octaves", "is_near", "config"), [
+    (0, True, True), (0.49, True, True), (0.51, False, True), (1, False, True), (1.01, False, False), (3, False, False),
+])  # fmt: skip
 def test_near_close_and_far(tmp_path, way, octaves, is_near, config):
     """Near, a point says what is the fastest; close, its configs serve, too; far, it is better than an estimate."""
     path = one_point(tmp_path, "a", nbytes=int(MIB * way**octaves))
     found = tables(tmp_path).nearest(OF_MIB)
     assert (names(found), found.is_near, bool(found.entries[0].config)) == (["a"], is_near, config)
-    assert found.reason == (
-        f"measured as the fastest in {path}"
-        if is_near
-        else f"measured as the fastest at {found.entries[0].size[0]} bytes, heap tensors, 4 ranks in {path}"
-    )
+    where = "" if is_near else f"at {found.entries[0].size[0]} bytes, heap tensors, 4 ranks "
+    assert found.reason == f"measured as the fastest {where}in {path}"
     far = MIB * 8 + 8 if way == 2 else MIB // 8 - 8
     one_point(tmp_path / "far", "a", nbytes=far)
     assert tables(tmp_path / "far").nearest(OF_MIB) == ((), False)
@@ -77,8 +69,7 @@ def test_the_order_of_what_is_near(tmp_path):
         ("any type, at twice the size", {"nbytes": 2 * MIB, "dtype": "*"}), ("another place", {"place": "ordinary"}),
         ("other ranks", {"group_size": 2}),
     ]  # fmt: skip
-    others = ({"dtype": "float32"}, {"op": "reduce"}, {"device": "a GPU"}, {"nbytes": 9 * MIB})
-    for number, other in enumerate(others):
+    for number, other in enumerate(({"dtype": "float32"}, {"op": "reduce"}, {"device": "a GPU"}, {"nbytes": 9 * MIB})):
         one_point(tmp_path, f"other {number}", **other)
     for name, point in reversed(order):
         one_point(tmp_path, name, **({"dtype": "bfloat16"} | point))
@@ -89,15 +80,12 @@ def test_the_order_of_what_is_near(tmp_path):
     assert names(tables(tmp_path).nearest(replace(OF_MIB, dtype="int8"))) == ["any type"]
 
 
-@table(
-    ("op", "direct_in", "direct_out", "place"),
-    [
-        ("all_reduce", True, True, "heap"), ("all_reduce", False, False, "ordinary"),
-        ("all_reduce", True, False, "input"), ("all_reduce", False, True, "output"),
-        ("gather", False, True, "output"), ("gather", True, False, "heap"),  # not all have an output
-        ("scatter", False, True, "heap"), ("scatter", True, False, "input"),
-    ],
-)  # fmt: skip
+@table(("op", "direct_in", "direct_out", "place"), [
+    ("all_reduce", True, True, "heap"), ("all_reduce", False, False, "ordinary"),
+    ("all_reduce", True, False, "input"), ("all_reduce", False, True, "output"),
+    ("gather", False, True, "output"), ("gather", True, False, "heap"),  # not all have an output
+    ("scatter", False, True, "heap"), ("scatter", True, False, "input"),
+])  # fmt: skip
 def test_places(tmp_path, op, direct_in, direct_out, place):
     request = replace(OF_MIB, op=op, direct_in=direct_in, direct_out=direct_out, options={"root": 0})
     assert place_of(request) == place
@@ -131,7 +119,6 @@ def test_the_first_folder_counts_and_is_compared_with_itself_alone(tmp_path):
     assert names(tables(shipped, own).nearest(OF_MIB)) == ["shipped"]
 
 
-# -- what this process measures ---------------------------------------------------------------------------------------
 def entry(algorithm="new", seconds=1e-6, **more):
     return Entry("all_reduce", "bfloat16", (MIB,), algorithm, seconds, group_size=4, **more)
 
@@ -181,9 +168,6 @@ def test_what_cannot_be_kept_serves_this_process(tmp_path, caplog, there):
     assert str(path) in warning
 
 
-# -- files ------------------------------------------------------------------------------------------------------------
-
-
 ONE_SIZE = "a line has `nbytes`, or `m`, `n` and `k`"
 
 
@@ -201,7 +185,6 @@ def test_what_a_table_cannot_say(tmp_path, head, row, text):
         read_table(path)
 
 
-# -- the choice --------------------------------------------------------------------------------------------------------
 class Algorithm:
     """Says what it is told to say."""
 
@@ -262,13 +245,6 @@ def test_a_table_that_was_not_measured_is_called_a_model(tmp_path):
     assert "measured" not in str(found) + str(other)
 
 
-def raising(error):
-    def raises(request):
-        raise error
-
-    return raises
-
-
 ERRORS = RuntimeError("no"), SystemExit(3), GeneratorExit(), StopIteration()
 
 
@@ -281,7 +257,8 @@ def test_an_algorithm_that_raises_or_says_nonsense_is_left_out_with_one_warning(
     fails = isinstance(answer, BaseException)
     reason = f"its `{question}` " + (f"raised {type(answer).__name__}" if fails else "returned ")
     table_file(tmp_path, {"algorithm": "bad"})
-    bad = Algorithm("bad", 0.1, plugin="third", **{question: raising(answer) if fails else lambda request: answer})
+    answers = mock.Mock(side_effect=answer if fails else None, return_value=answer)
+    bad = Algorithm("bad", 0.1, plugin="third", **{question: answers})
     choice = chooser(bad, Algorithm("good", 1.0), folders=[tmp_path])
     for nbytes in (512, 1024):
         request = replace(REQUEST, nbytes=nbytes)
@@ -297,7 +274,7 @@ def test_an_algorithm_that_raises_or_says_nonsense_is_left_out_with_one_warning(
     assert "'bad' of 'third'" in warning
     assert reason in warning
     with pytest.raises(KeyboardInterrupt):
-        chooser(Algorithm("bad", 1.0, supports=raising(KeyboardInterrupt()))).choose(REQUEST, None)
+        chooser(Algorithm("bad", 1.0, supports=mock.Mock(side_effect=KeyboardInterrupt))).choose(REQUEST, None)
 
 
 def test_in_gluon_alone():

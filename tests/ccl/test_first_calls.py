@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import functools
 import itertools
 import os
 import pathlib
@@ -34,10 +35,7 @@ HERE = "measured here as the fastest"
 
 @contextlib.contextmanager
 def measuring(cache, mode="first", device="cpu", fastest="two_shot"):
-    """A context whose first calls measure, with a clock by which one algorithm is the fastest; None for a real one.
-
-    Tables that the library brings for this GPU are left out: a point of theirs would not be measured.
-    """
+    """A context without shipped tables whose calls measure, by a clock for which `fastest` is that, or a real one."""
     own = first_calls._cpu_seconds
 
     def seconds(launch, calls):
@@ -70,15 +68,12 @@ def watched(ctx, names=WATCHED):
     """Leave an all_reduce these algorithms, all of them good ones; returns a list, of those that are launched."""
     launched = []
 
-    def noted(name, launch):
-        def run(plan, *tensors):
-            launched.append(name)
-            return launch(plan, *tensors)
-
-        return run
+    def noted(name, launch, plan, *tensors):
+        launched.append(name)
+        return launch(plan, *tensors)
 
     for name, each in known_of(ctx).items():
-        each.launch = noted(name, each.launch)
+        each.launch = functools.partial(noted, name, each.launch)
         each.cost = lambda request: 1.0
         if name not in names:
             each.supports = lambda request: Availability.no("left out by the test")
@@ -92,7 +87,6 @@ def said_of(ctx, count=6, **how):
     return found.algorithm, found.why
 
 
-# -- results ----------------------------------------------------------------------------------------------------------
 def results(device, cache, members, mode):
     """Every operation, with new data in each of two calls; returns why which algorithms serve those that reduce to all.
 
@@ -121,7 +115,6 @@ def results(device, cache, members, mode):
     return found
 
 
-# -- what is kept -----------------------------------------------------------------------------------------------------
 def twice(cache, mode):
     """Two contexts, one after the other: the second one measures only if all is measured always."""
     for is_later in (False, True):
@@ -145,6 +138,7 @@ def with_a_config(cache):
         assert set(launched) == WATCHED - {"gloo"}  # which has no use for it
         assert said_of(ctx, config=Config(num_warps=2)) == ("two_shot", HERE)
         assert said_of(ctx)[1].startswith("measured as the fastest in")
+    assert len(read_table(pathlib.Path(cache) / "ccl" / "cpu-2.json").entries) == len(WATCHED)
 
 
 class OfAPlugin(PullReduce):
@@ -223,12 +217,8 @@ def little_room(cache, taken, wanted):
         assert ctx.heap.stats().largest_free >= before // 2
 
 
-# -- what goes wrong --------------------------------------------------------------------------------------------------
 def odd_one(cache, where, who):
-    """An algorithm that cannot be prepared, or launched, on all ranks or on one, is left out.
-
-    A launch that fails on one rank raises on all.
-    """
+    """An algorithm that cannot be prepared or launched is left out; a launch that fails on one rank raises on all."""
     with environment(IRIS_DEVICE_TIMEOUT="5"), measuring(cache) as ctx:
         bad, alone = who in ("all", ctx.cur_rank), where == "launch" and who != "all"
         odd = copy.copy(known_of(ctx)["two_shot"])
@@ -272,50 +262,31 @@ def calls_that_differ(cache, what, words):
         assert said_of(ctx) == ("two_shot", HERE)
 
 
-# -- tests -------------------------------------------------------------------------------------------------------------
-ONE_IS_GOOD = "the cheapest by its model"
-two_ranks = pytest.mark.parametrize("num_ranks", [2])
-
-
-@pytest.fixture
-def cache(tmp_path):
-    return str(tmp_path)
-
-
-# -- results ----------------------------------------------------------------------------------------------------------
 @pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", [3])
 @pytest.mark.parametrize(("members", "mode"), [((0, 1, 2), "first"), ((2, 0), "exhaustive")])
-def test_results_are_right_after_measuring_also_in_place(pool, num_ranks, device, members, mode, cache):
-    found = pool.run(results, num_ranks, device, cache, members, mode)
-    for rank, reasons in enumerate(found):
+def test_results_are_right_after_measuring_also_in_place(pool, num_ranks, device, members, mode, tmp_path):
+    for rank, reasons in enumerate(pool.run(results, num_ranks, device, str(tmp_path), members, mode)):
         assert len(reasons) == 4 * (rank in members)
-        alone = {ONE_IS_GOOD} if device == "cuda" and members == (2, 0) else set()  # NCCL knows no other order
+        alone = (
+            {"the cheapest by its model"} if device == "cuda" and members == (2, 0) else set()
+        )  # NCCL knows no other order
         assert set(reasons) - alone == ({HERE} if rank in members else set())
 
 
-# -- what is kept -----------------------------------------------------------------------------------------------------
-@two_ranks
 @pytest.mark.parametrize(("mode", "configs"), [("first", [{}]), ("exhaustive", [{}, {"comm_sms": 2}])])
-def test_a_later_context_measures_nothing_or_all_again(pool, num_ranks, tmp_path, mode, configs):
+def test_a_later_context_measures_nothing_or_all_again(pool, tmp_path, mode, configs):
     """What was measured is in the cache, the fastest first, with the launches that the best one was tried with."""
-    assert pool.run(twice, num_ranks, str(tmp_path), mode) == [None] * num_ranks
+    assert pool.run(twice, 2, str(tmp_path), mode) == [None] * 2
     entries = read_table(tmp_path / "ccl" / "cpu-2.json").entries
-    assert {(each.op, each.dtype, each.size, each.place) for each in entries} == {
-        ("all_reduce", "float32", (1024,), "ordinary")
-    }
+    points = {(each.op, each.dtype, each.size, each.place) for each in entries}
+    assert points == {("all_reduce", "float32", (1024,), "ordinary")}
     best, others = entries[: len(configs)], entries[len(configs) :]
     assert {each.algorithm for each in best} == {"two_shot"}
     assert sorted((each.config for each in best), key=len) == configs
     assert {each.algorithm for each in others} == WATCHED - {"two_shot"}
     assert [each.seconds for each in entries] == [SECONDS] * len(best) + [SLOW_SECONDS] * 3
     assert [each.config for each in others] == [{}] * 3
-
-
-@two_ranks
-def test_what_a_config_says_is_measured_for_itself(pool, num_ranks, tmp_path):
-    assert pool.run(with_a_config, num_ranks, str(tmp_path)) == [None] * 2
-    assert len(read_table(tmp_path / "ccl" / "cpu-2.json").entries) == len(WATCHED)
 
 
 @table("rounds, seconds", [
@@ -341,9 +312,8 @@ def test_the_device_sleeps_while_the_host_launches(monkeypatch, device_s, host_s
     What counts is the CPU's time of calls one after the other: a call alone takes twice as long.
     """
     slept, launched, times = [], [], itertools.cycle([2, 1])
-    monkeypatch.setattr(
-        first_calls, "seconds_by_clock", lambda launch, calls: launched.append(calls) or next(times) * host_s[0]
-    )
+    by_clock = lambda launch, calls: launched.append(calls) or next(times) * host_s[0]
+    monkeypatch.setattr(first_calls, "seconds_by_clock", by_clock)
     monkeypatch.setattr(first_calls, "seconds_by_events", lambda launch, calls: (launch(), device_s * launched[-1])[1])
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: slept.append(cycles / first_calls._CYCLES_PER_S))
     of_peer = int(device_s * 1e9), int(host_s[1] * 1e9)
@@ -357,12 +327,11 @@ def test_the_device_sleeps_while_the_host_launches(monkeypatch, device_s, host_s
 DIFFER = "RankMismatchError: all_reduce: the members of the group call differently:\n  "
 
 
-@two_ranks
 @pytest.mark.parametrize(("job", "args"), [
     *((caches_that_differ, each) for each in (
         (("one_shot", ""), None, "one_shot"), (("one_shot", "third"), None, "one_shot"),
         (("one_shot", "third"), (1, 0), "third"), (("", "third"), None, ""))),
-    (offered_by_some, ()), (newer_than_the_table, ()),
+    (offered_by_some, ()), (newer_than_the_table, ()), (with_a_config, ()),
     (little_room, (7 << 20, WATCHED)), (little_room, (13 << 20, WATCHED - {"two_shot"})),
     *((odd_one, each) for each in (
         ("launch", "all"), ("prepare", 1), ("no room", "all"), ("no room", 1), ("launch", 0))),
@@ -370,15 +339,9 @@ DIFFER = "RankMismatchError: all_reduce: the members of the group call different
     (calls_that_differ, ("dtype", f"{DIFFER}dtype: float32 on rank")),
     (calls_that_differ, ("named", f"{DIFFER}algorithm: measured at")),
     (calls_that_differ, ("refused", "ArgumentError: ")),
+    *((not_measured, each) for each in (
+        ("off", 1), ("named", {"third"}), ("named by variant", {"one_shot"}), ("a message", set()), ("splits", set()),
+        ("a group of one", 1), ("nothing", set()))),
 ])  # fmt: skip
-def test_two_ranks(pool, num_ranks, cache, job, args):
-    assert pool.run(job, num_ranks, cache, *args) == [None] * 2
-
-
-@two_ranks
-@table(("what", "launched"), [
-    ("off", 1), ("named", {"third"}), ("named by variant", {"one_shot"}), ("a message", set()), ("splits", set()),
-    ("a group of one", 1), ("nothing", set()),
-])  # fmt: skip
-def test_calls_for_which_nothing_is_measured(pool, num_ranks, cache, what, launched):
-    assert pool.run(not_measured, num_ranks, cache, what, launched) == [None] * 2
+def test_two_ranks(pool, tmp_path, job, args):
+    assert pool.run(job, 2, str(tmp_path), *args) == [None] * 2

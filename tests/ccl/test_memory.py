@@ -22,11 +22,14 @@ def regions(device, system_size, workspace):
                 continue
             team = ctx.ccl.team(members)
             assert (team.members, team.rank) == (members, members.index(ctx.cur_rank))
-            first, same = team.region("test", 1000, fill=7), team.region("test", 500)
-            other, larger = team.region("other", 1000), team.region("test", 5000)
-            space, again = (team.workspace("space", 1 << 40) for _ in range(2))
-            assert same is first
-            assert again is space
+            first = team.region("test", 1000, fill=7)
+            assert team.region("test", 500) is first
+            other, larger, space = (
+                team.region("other", 1000),
+                team.region("test", 5000),
+                team.workspace("space", 1 << 40),
+            )
+            assert team.workspace("space", 1 << 40) is space
             assert team.region("test", 5000) is larger
             assert team.region("nothing", 0).nbytes == 8  # so that it can be seen as any dtype
             each = (first, other, larger, space)
@@ -97,7 +100,6 @@ def beside_each_other(ctx, is_bound):
     return [y.unique().tolist() for y in outs]
 
 
-# -- tests -------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("system_size", "workspace"), [("1MiB", "64KiB"), ("128KiB", "256KiB")])
 def test_regions_of_teams(pool, system_size, workspace):
     first, second, third = pool.run(regions, 3, "cpu", system_size, workspace)

@@ -107,10 +107,7 @@ def test_groups_of_named_algorithms(pool, num_ranks, encoding, members, device):
 
 @pytest.mark.parametrize("family", NAMED)
 def test_what_each_algorithm_serves(family):
-    """All that is tried above, but for what sentinels cannot tell from nothing, and halves that lie off the heap.
-
-    Copy engines serve dense tensors only.
-    """
+    """All that is tried above, but for what sentinels cannot tell from nothing, and sparse tensors for copy engines."""
     known = kinds(family)
     assert len(known) == {"portable": 6, "ll": 8, "ll128": 9, "sentinel": 5}[family]
     cases = [*reducing_cases(known=known), *moving_cases(known), *ccl_cases.shape_cases(known)]

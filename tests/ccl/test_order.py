@@ -91,43 +91,29 @@ def test_a_call_waits_for_the_stream_of_the_last_one_of_its_graph(streams, calls
 def test_every_graph_has_flags_of_its_own(monkeypatch):
     """Replays have no order with other launches.  Where a capture has no number, every barrier in it has its own."""
     group = _Group((0, 1), torch.arange(6).view(6, 1).expand(6, 3), torch.zeros(6, 2), None)
-    used = []
-    for capture in (5, 5, 9, 5, None, None):
-        monkeypatch.setattr(launch_order, "current_capture", lambda index, capture=capture: capture)
-        used.append(int(group._slot().words[0]))
-    assert used == [1, 1, 2, 1, 3, 4]
-    monkeypatch.setattr(launch_order, "current_capture", lambda index: 11)
-    assert int(group._slot().words[0]) == 5
-    monkeypatch.setattr(launch_order, "current_capture", lambda index: 12)
+    captures = mock.Mock(side_effect=[5, 5, 9, 5, None, None, 11, 12])
+    monkeypatch.setattr(launch_order, "current_capture", captures)
+    assert [int(group._slot().words[0]) for _ in range(7)] == [1, 1, 2, 1, 3, 4, 5]
     with pytest.raises(UnsupportedError, match="IRIS_SYSTEM_SIZE"):
         group._slot()
 
 
-# -- on the CPU -------------------------------------------------------------------------------------------------------
-class FailsInBetween(HostStreams):
-    """A call fails right behind a look for failures, which knows nothing of it."""
+@pytest.mark.parametrize("run", ["run", "run_async"])
+def test_no_call_goes_ahead_behind_one_that_fails_meanwhile(monkeypatch, run):
+    streams, launched, go_on = HostStreams(), [], threading.Event()
+    team = HostStream(streams, lambda tensor, stream: None)
 
-    def __init__(self):
-        super().__init__()
-        self.go_on = threading.Event()
-
-    def check(self):
-        super().check()
-        self.go_on.set()
-        for made in list(self.made):
+    def check():  # and right behind it the call fails
+        HostStreams.check(streams)
+        go_on.set()
+        for made in list(streams.made):
             made().synchronize()
 
-
-@pytest.mark.parametrize("run", ["run", "run_async"])
-def test_no_call_goes_ahead_behind_one_that_fails_meanwhile(run):
-    streams = FailsInBetween()
-    team = HostStream(streams, lambda tensor, stream: None)
-    launched = []
-
     def fail(plan):
-        assert streams.go_on.wait(60)
+        assert go_on.wait(60)
         raise RuntimeError("a peer is lost")
 
+    monkeypatch.setattr(streams, "check", check)
     team.launch("all_reduce", fail, None)
     with pytest.raises(RuntimeError, match="a peer is lost"):
         team.run(launched.append, "run") if run == "run" else team.run_async("barrier", launched.append, "run").wait()
@@ -138,41 +124,28 @@ def test_no_call_goes_ahead_behind_one_that_fails_meanwhile(run):
     team.close()
 
 
-# -- calls from any thread, whatever its current device ----------------------------------------------------------------
-class Guard:
-    """What torch.cuda.device does, of devices that are not there."""
-
-    current = 0
-
-    def __init__(self, index):
-        self.index = index
-
-    def __enter__(self):
-        self.before, Guard.current = Guard.current, self.index
-
-    def __exit__(self, *error):
-        Guard.current = self.before
-
-
 @pytest.mark.parametrize("current", [0, 1])
 def test_a_call_runs_with_the_contexts_device_current(monkeypatch, current):
-    devices, target, x = [], DeviceTarget(DeviceType.CUDA, 1), torch.zeros(4, 4)
+    devices, target, x, here = [], DeviceTarget(DeviceType.CUDA, 1), torch.zeros(4, 4), [current]
+
+    @contextlib.contextmanager
+    def device(index):
+        here.append(index)
+        yield
+        here.pop()
 
     def noted(found=None):
-        return mock.Mock(side_effect=lambda *given: devices.append(Guard.current) or found)
+        return mock.Mock(side_effect=lambda *given: devices.append(here[-1]) or found)
 
     call = mock.Mock(run=noted(), workspace=FusedWorkspace())
-    here = mock.Mock(heap=(0, 1))
-    binder = mock.Mock(
-        gpu=1, here=here, target=target, bound=Launches(), fused=Launches(), held={}, workspaces=weakref.WeakSet()
-    )
-    binder.bind, binder.barrier = noted(call), noted()
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: Guard.current, raising=False)
-    monkeypatch.setattr(Guard, "current", current)
-    monkeypatch.setattr(torch.cuda, "device", Guard)
+    binder = mock.Mock(gpu=1, target=target, held={}, bind=noted(call), barrier=noted())
+    binder.here.heap, binder.workspaces = (0, 1), weakref.WeakSet()
+    binder.bound, binder.fused = Launches(), Launches()
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: here[-1], raising=False)
+    monkeypatch.setattr(torch.cuda, "device", device)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     for module in (api, ops_api, calls):
-        monkeypatch.setattr(module, "current_device", lambda: Guard.current)
+        monkeypatch.setattr(module, "current_device", lambda: here[-1])
     collectives, operations = api.Collectives(binder), ops_api.Operations(binder)
     collectives.all_reduce(x, x)
     operations.matmul_all_reduce(torch.zeros(4, 4), x, x)
@@ -182,8 +155,7 @@ def test_a_call_runs_with_the_contexts_device_current(monkeypatch, current):
     context = mock.Mock(_reports=mock.Mock(alarm=[0], heard=0), target=target)
     context._device_barriers.launch = noted()
     Iris.device_barrier(context)
-    assert devices == [1] * 9
-    assert Guard.current == current
+    assert (devices, here) == ([1] * 9, [current])
 
 
 def test_a_handle_lets_the_stream_of_its_own_device_wait(monkeypatch):

@@ -1,7 +1,4 @@
-"""Calls one after the other, beside each other, in groups and graphs; messages; observers.
-
-Of asynchronous calls that no caller waits for: barriers, frees, scopes, errors, and the end.
-"""
+"""Calls one after the other, beside each other, in groups and graphs, with handles that nobody waits for; messages."""
 
 import jobs_sequences as jobs
 import pytest
@@ -35,11 +32,10 @@ def test_a_few_ranks(pool, job, num_ranks, device):
     assert pool.run(job, num_ranks, device) == [None] * num_ranks
 
 
-# -- asynchronous calls that no caller waits for ----------------------------------------------------------------------
 @pytest.mark.parametrize("num_ranks", rank_counts(3, seldom=[4]))
 def test_barriers_finish_calls_and_frees_wait_for_them(pool, some, num_ranks, device):
     rounds = 12 if device == "cuda" else len(some(range(12), 2))
-    assert pool.run(jobs.nobody_waits, num_ranks, device, num_ranks, rounds) == [[]] * num_ranks
+    assert pool.run(jobs.nobody_waits, num_ranks, device, num_ranks, rounds) == [None] * num_ranks
 
 
 @pytest.mark.parametrize(("job", "num_ranks", "args"), [
@@ -50,7 +46,6 @@ def test_errors_of_calls_that_no_caller_waits_for(pool, job, num_ranks, args):
     assert pool.run(job, num_ranks, *args) == [None] * num_ranks
 
 
-# -- graphs -----------------------------------------------------------------------------------------------------------
 @pytest.mark.multigpu
 @pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", [2, 4, 8])

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from ccl_cases import Case
 from jobs_ccl import on_heap, run_cases
 from jobs_common import unlike
+from ops_cases import OPS as PRODUCTS
 from ops_cases import Case as Product
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
@@ -49,13 +50,10 @@ def collective_cases(size, name):
 
 def product_cases(name):
     """Each operation with some element types, biases and places."""
-    for number, dtype in enumerate(("float32", "bfloat16", "float16")):
-        place = ("heap", "ordinary", "heap")[number]
-        how = {"place": place, "out_place": place, "bias": ("", "columns", "rows")[number]}
-        yield Product("matmul_all_reduce", name, (24, 20, 40), dtype, **how)
-        yield Product("all_gather_matmul", name, (24, 20, 40), dtype, dim=0, **how)
-        yield Product("matmul_all_gather", name, (24, 20, 40), dtype, dim=0, **how)
-        yield Product("matmul_reduce_scatter", name, (24, 20, 40), dtype, **how)
+    forms = ("float32", "heap", ""), ("bfloat16", "ordinary", "columns"), ("float16", "heap", "rows")
+    for (dtype, place, bias), op in itertools.product(forms, PRODUCTS):
+        how = {"place": place, "out_place": place, "bias": bias, "dim": 0 if "gather" in op else None}
+        yield Product(op, name, (24, 20, 40), dtype, **how)
 
 
 @on_heap("8MiB")
@@ -68,7 +66,6 @@ def refusals(ctx):
         return torch.zeros(shape, device=ctx.device)
 
     def refused(reason, op, /, *tensors, fields=None, **how):
-        """All members make it."""
         fused = "matmul" in op
         engine, config = (ctx.ops, FusedConfig) if fused else (ctx.ccl, Config)
         call = partial(getattr(engine, op), *tensors, config=config(algorithm=name, **(fields or {})), **how)
@@ -125,9 +122,6 @@ def gloo_sum(dying=None):
         y = ctx.zeros(2)
         ctx.ccl.all_reduce(y, ctx.ones(2), config=Config(algorithm="gloo"))
         return y.tolist()
-
-
-# -- tests -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.multigpu(shared=False))])  # as NCCL refuses

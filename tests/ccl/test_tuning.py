@@ -42,10 +42,6 @@ def samples(ctx, wanted, algorithm=None):
                 assert not sample.is_right(out), sample
 
 
-def _no_room(*_):
-    raise RuntimeError("out of resource: shared memory\nand more")
-
-
 def _broken(op, name, launch):
     from iris_triton import collectives as package
     from iris_triton import gemm
@@ -63,19 +59,17 @@ def _broken(op, name, launch):
     return mock.patch.object(where, what, changed)
 
 
-@contextlib.contextmanager
-def measuring_all():
-    """The environment in which `iris tune` runs ranks."""
-    with tempfile.TemporaryDirectory() as cache, environment(IRIS_TUNE="exhaustive", IRIS_CACHE_DIR=cache):
-        yield
-
-
 def tune(device, wanted, broken="", limit_s=100.0, refuses=False):
     """Tune, with an algorithm that launches nothing, or that cannot be launched; every rank's findings."""
     op, kind = wanted["ops"][0], FusedTuneOptions if "layers" in wanted else TuneOptions
-    launch = _no_room if refuses else (lambda *_, **__: None)
+    no_room = RuntimeError("out of resource: shared memory\nand more")
+    launch = mock.Mock(side_effect=no_room if refuses else None)
     options = RunOptions(num_ranks=2, device=device, heap_size="24MiB", limit_s=limit_s)
-    with _broken(op, broken, launch) if broken else contextlib.nullcontext(), measuring_all():
+    with (
+        _broken(op, broken, launch) if broken else contextlib.nullcontext(),
+        tempfile.TemporaryDirectory() as cache,
+        environment(IRIS_TUNE="exhaustive", IRIS_CACHE_DIR=cache),  # as `iris tune` runs ranks
+    ):
         found = tune_on_this_rank(kind(**wanted), options)
     return dataclasses.replace(found, entries=tuple(dataclasses.asdict(each) for each in found.entries))
 
@@ -93,7 +87,6 @@ def chosen(cache, *shape):
         return found.algorithm, found.why
 
 
-# -- tests -------------------------------------------------------------------------------------------------------------
 SMALL, LARGE = (TuneOptions(dtypes=(dtype,), min_nbytes=nbytes, max_nbytes=nbytes)
                 for dtype, nbytes in (("int8", 1), ("bfloat16", 5000)))  # fmt: skip
 
@@ -150,8 +143,7 @@ def test_wrong_data_is_left_out_and_named(pool, wanted, broken, dtype, text):
 def test_after_the_limit_nothing_is_begun(pool):
     wanted = {"ops": ("matmul_all_reduce",), "layers": (*LAYER, (32, 32, 48))}
     for found in pool.run(tune, 2, "cpu", wanted, "", 1e-6):
-        assert found.entries == ()
-        assert len(found.passed_over) == 2
+        assert (found.entries, len(found.passed_over)) == ((), 2)
         assert all("the limit of 0 s was reached" in each for each in found.passed_over)
 
 
@@ -197,11 +189,9 @@ def test_the_command_writes_what_calls_use(pool, forked_ranks, tmp_path, monkeyp
     for engine, shape in (("ccl", ()), ("ops", (40, 48, 16))):
         path = tmp_path / engine / "cpu-2.json"
         assert f"written to {path}" in shown
-        fastest = min(read_table(path).entries, key=lambda row: row.seconds)
-        assert pool.run(chosen, 2, str(tmp_path), *shape)[0] == (
-            fastest.algorithm,
-            f"measured as the fastest in {path}",
-        )
+        fastest = min(read_table(path).entries, key=lambda row: row.seconds).algorithm
+        found = pool.run(chosen, 2, str(tmp_path), *shape)
+        assert found[0] == (fastest, f"measured as the fastest in {path}")
     assert {each.name for each in tmp_path.iterdir()} == {"ccl", "ops"}
     fastest, own = read_table(tmp_path / "ccl" / "cpu-2.json").entries[0], tmp_path / "own.json"
     write_table(own, "cpu", 2, [], [Entry("reduce", "*", (1024,), "pull", 1.0), *(replace(fastest, seconds=9.0),) * 2])

@@ -27,7 +27,6 @@ _CLAIMED, _KINDS = tl.constexpr(2 * mailbox.MAX_PROGRAMS), tl.constexpr(2 * mail
 _KIND = tl.constexpr(int(MismatchCode.KIND))
 
 
-# -- packets ----------------------------------------------------------------------------------------------------------
 @triton.jit
 def _word(address, k: tl.constexpr):
     return (address + 4 * k).to(tl.pointer_type(tl.int32))
@@ -98,7 +97,6 @@ def two_halves(low, high, DT: tl.constexpr):
     return arithmetic._placed(low, 0, DT) | arithmetic._placed(high, 1, DT)
 
 
-# -- mailboxes --------------------------------------------------------------------------------------------------------
 @cpu_entry(mailbox.look)
 @triton.jit
 def look(counters, count, me, N: tl.constexpr, LOOKS: tl.constexpr):
@@ -147,7 +145,6 @@ class Mailbox(mailbox.Mailbox):
 mailbox.Mailbox = Mailbox
 
 
-# -- algorithms -------------------------------------------------------------------------------------------------------
 def emulated():
     """The algorithms of packets, which serve ranks on CPUs if they are named."""
     found = collectives.fast_collectives()

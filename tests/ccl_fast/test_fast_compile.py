@@ -27,7 +27,7 @@ def common(size):
         "out_sizes": (1,), "out_strides": (1,), "N": size, "ITEM": 2, "IN_DIMS": 0, "OUT_DIMS": 0,
         "IN_WHOLE": True, "OUT_WHOLE": True, "BLOCK": 64, "num_warps": 2, "nbytes": 1 << 18, "DT": tl.bfloat16,
         "OP": "sum", "STEP": False, "NAP_NS": 0, "pieces": 1, "peers": peers(size), "ONCE": True, "EARLY": False,
-        "SHARDED": True, "REDUCES": True,
+        "SHARDED": True, "REDUCES": True, "root": 0, "ROOT": "",
     }  # fmt: skip
 
 
@@ -36,11 +36,7 @@ def compiled_exchange(size, hops, **given):
     return compile_for(exchange, [torch.int16] * 2, common(size) | HOPS[hops] | given)
 
 
-NO_ROOT = {"root": 0, "ROOT": ""}
-HOPS = {
-    1: {"HOPS": 1, "EVEN": True, "nbytes": None, **NO_ROOT},
-    2: {"HOPS": 2, "SHARDED": True, "REDUCES": False, **NO_ROOT},
-}
+HOPS = {1: {"HOPS": 1, "EVEN": True, "nbytes": None}, 2: {"HOPS": 2, "SHARDED": True, "REDUCES": False}}
 
 
 def peers(size):

@@ -1,6 +1,7 @@
 """Calls one after the other, in groups, and without a rank that should take part."""
 
 import contextlib
+import itertools
 import random
 import re
 import threading
@@ -25,7 +26,6 @@ from iris_triton.collectives.packets.mailbox import MAX_PROGRAMS, WORDS
 SELDOM = pytest.mark.exhaustive(device="cpu")
 
 
-# -- what ranks do ----------------------------------------------------------------------------------------------------
 def set_epochs(ctx, epoch):
     """Let mailboxes be as new, with counters that are `epoch`; every rank calls it."""
     ctx.barrier()
@@ -63,35 +63,23 @@ def go_on(ctx, plays):
     ctx.barrier()
 
 
-def plan_again(device, algorithms):
-    """One member alone makes another plan, for a tensor that begins elsewhere, when a larger mailbox has been made.
-
-    The others use the plan that they have; returns what was wrong.
-    """
-    wrong = []
-    with emulation(IRIS_DEVICE_TIMEOUT="20"), Iris("24MiB", device=device) as ctx:
-        inp, out = (ctx.zeros(5001, dtype=torch.float32) for _ in range(2))
-        for algorithm in algorithms:
-            config = Config(algorithm=algorithm)
-            for turn, (count, odd_rank) in enumerate(((500, None), (5000, None), (500, 0), (500, 1), (500, None))):
-                begin = int(ctx.cur_rank == odd_rank)
-                source, target = inp[begin : begin + count], out[begin : begin + count]
-                source.copy_(torch.arange(count) % 7 + ctx.cur_rank + turn)
-                target.fill_(-1)
-                ctx.ccl.all_reduce(target, source, config=config)
-                ranks = ctx.num_ranks
-                expected = (torch.arange(count) % 7 + turn) * ranks + ranks * (ranks - 1) // 2
-                if not torch.equal(target.cpu(), expected.float()):
-                    wrong.append(f"{algorithm}, call {turn}, rank {ctx.cur_rank}")
-        ctx.barrier()
-    return wrong
+@jobs_ccl.on_heap("24MiB", packets=True, IRIS_DEVICE_TIMEOUT="20")
+def plan_again(ctx, algorithms):
+    """One member alone plans again, for another beginning, after a larger mailbox was made."""
+    inp, out = (ctx.zeros(5001, dtype=torch.float32) for _ in range(2))
+    calls = (500, None), (5000, None), (500, 0), (500, 1), (500, None)
+    for algorithm, (turn, (count, odd_rank)) in itertools.product(algorithms, enumerate(calls)):
+        begin, ranks = int(ctx.cur_rank == odd_rank), ctx.num_ranks
+        source, target = inp[begin : begin + count], out[begin : begin + count]
+        source.copy_(torch.arange(count) % 7 + ctx.cur_rank + turn)
+        target.fill_(-1)
+        ctx.ccl.all_reduce(target, source, config=Config(algorithm=algorithm))
+        expected = (torch.arange(count) % 7 + turn) * ranks + ranks * (ranks - 1) // 2
+        assert torch.equal(target.cpu(), expected.float()), (algorithm, turn)
 
 
 def run_overlapping(device, algorithm):
-    """Rank 0 makes a call in a thread, which waits for the others, and another one meanwhile.
-
-    As replays of graphs do, they take no turns.  Its next barrier says so, and after a reset all is well.
-    """
+    """Rank 0 makes two calls at once, as graphs do: its next barrier says so, and after a reset all is well."""
     case = Case("all_reduce", "float32", shape=(40,), config={"algorithm": algorithm})
     with played(device, [case] * 2, IRIS_DEVICE_TIMEOUT="4") as (ctx, both):
         for order in ctx.ccl._binder._orders.values():
@@ -116,10 +104,7 @@ def run_overlapping(device, algorithm):
 
 
 def call_in_other_order(device, algorithm):
-    """Two calls of one size, on the last rank in the other order, and ranks out of step.
-
-    All raise it, and after a reset all is well.
-    """
+    """Two calls, on the last rank in the other order: all raise it, and after a reset all is well."""
     is_norm, config = algorithm.endswith(" norm"), {"algorithm": algorithm}
     cases = [Case("all_reduce", shape=(40,), reduction=each, config=config) for each in ("sum", "max")]
     if is_norm:
@@ -138,7 +123,6 @@ def call_in_other_order(device, algorithm):
         go_on(ctx, both)
 
 
-# -- in any order -----------------------------------------------------------------------------------------------------
 PACKETS = partial(back_to_back, packets=True, slow=True, IRIS_CCL_WORKSPACE=SMALL)
 MIXED = [([each], rank_counts(seldom=[2, 3, 4, 8])) for each in ENCODINGS]
 MIXED += [(list(ENCODINGS), rank_counts(3, seldom=[2, 4, 8])), (["portable"], [3]), (["nvls"], [3])]
@@ -182,7 +166,7 @@ def test_epochs_wrap_around(pool, some, encoding, epoch, num_ranks, device):
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_one_member_plans_again(pool, encoding, device):
     names = [algorithm for op, algorithm in kinds(encoding) if op == "all_reduce"]
-    assert pool.run(plan_again, 2, device, names) == [[], []]
+    assert pool.run(plan_again, 2, device, names) == [None] * 2
 
 
 @pytest.mark.parametrize("algorithm", [

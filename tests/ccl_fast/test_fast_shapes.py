@@ -28,28 +28,17 @@ KB, MB = 1 << 10, 1 << 20
 ALGORITHMS = {(each.op, each.name): each for each in fast_collectives()}
 
 
-def request_of(op, nbytes, size=8, device=DeviceType.CUDA, **config):
-    """A request for `nbytes` altogether: of what is gathered, those of the output."""
-    count = nbytes // 2 // (1 if op in ("all_reduce", "reduce", "broadcast") else size)
-    made = usual(op, dtype="bfloat16", shape=(count,)).request(0, range(size), DeviceTarget(device, 0, "sm_90"))
-    return dataclasses.replace(made, options={**made.options, "aligned": True, "config": config})
-
-
-def launch(op, name, request):
-    algorithm = ALGORITHMS[op, name]
-    encoding, form = name.split("_", 1)
-    shape = shape_for(request, algorithm._packets(request), encoding, form)
-    return shape.programs, shape.options["num_warps"], shape.step
-
-
 @table("size", [2, 3, 4, 8])
 @table("nbytes", [KB, 64 * KB, MB, 16 * MB, 64 * MB])
 @table(("op", "name"), [key for key in ALGORITHMS if not key[1].endswith("split")])
 def test_every_packet_has_a_thread_while_programs_are_left(op, name, size, nbytes):
-    nbytes = nbytes // size * size
-    request = request_of(op, nbytes, size)
-    programs, warps, _ = launch(op, name, request)
+    count = nbytes // size * size // 2 // (1 if op in ("all_reduce", "reduce", "broadcast") else size)
+    target = DeviceTarget(DeviceType.CUDA, 0, "sm_90")
+    request = usual(op, dtype="bfloat16", shape=(count,)).request(0, range(size), target)
+    request = dataclasses.replace(request, options={**request.options, "aligned": True, "config": {}})
     packets = ALGORITHMS[op, name]._packets(request)
+    shape = shape_for(request, packets, *name.split("_", 1))
+    programs, warps = shape.programs, shape.options["num_warps"]
     assert 1 <= programs <= 1024
     assert programs * warps * 32 >= min(packets, 1024 * 8 * 32)
     assert (programs - 1) * warps * 32 < packets
@@ -101,9 +90,6 @@ def test_places_of_packets_in_large_messages(encoding, first):
     else:
         assert offsets.tolist() == [each * (8 if encoding == "ll" else 16) for each in numbers]
         assert not flags.any()
-
-
-# -- where they are offered, and when they are chosen -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", sorted(TABLES.glob("nvidia-h200-*.json")), ids=lambda path: path.stem)

@@ -1,7 +1,4 @@
-"""The conformance kit on every algorithm: what it says of itself.
-
-Its calls on ranks are made in tests/kit, with right plugins of every operation; tests/ccl makes more of them.
-"""
+"""The conformance kit on what every algorithm says of itself; tests/kit makes the kit's calls on ranks."""
 
 from types import SimpleNamespace
 

@@ -22,10 +22,7 @@ def _program(command):
 
 @pytest.fixture
 def check(monkeypatch, capfd, tmp_path):
-    """Runs `iris check` on the text of a program, which can import the modules of this folder.
-
-    Its process is forked from one that has imported what it needs, or is really started.
-    """
+    """Runs `iris check` on a program's text, in a forked process that has imported what it needs, or a started one."""
     monkeypatch.setenv("PYTHONPATH", f"{FOLDER}:{FOLDER.parent / 'support'}", prepend=":")
 
     def fork(command, env, stdout=None, stderr=None):

@@ -87,11 +87,7 @@ def _launched(name, about, text, mistake, ranks=2, kind="race", programs=1, **ar
     """A case that is one launch.
 
     Args:
-        name, about: of the case.
-        text: the kernel's statements; see `kernel`.
-        mistake: what is wrong, by what is right in the text; None if it is in the arguments.
-        ranks, kind: of the case.
-        programs: of the launch.
+        mistake: what is wrong, by what is right in the kernel's text; None if it is in the arguments.
         **arguments: by the kernel's parameters, beside `out`; functions of the context make tensors, and what is a pair
             has the right value and the mistake.
     """
@@ -128,7 +124,6 @@ def heap(*shape, dtype=torch.float32):
 
 
 def flags(count=1):
-    """Makes words for signals."""
     return heap(count, dtype=torch.int32)
 
 

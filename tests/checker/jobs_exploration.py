@@ -31,10 +31,7 @@ def kept_results():
 
 
 def run_case(name, bug, seeds, path="", look=None):
-    """Run a case in each schedule; returns what it computes, or the kind of the error, and what `look` finds then.
-
-    With a path for findings, races are looked for as well.
-    """
+    """What a case computes, or its error, and what `look` finds, by schedule; with a path, races are looked for."""
     told = []
     for seed in seeds:
         with exploring(seed, path, "races,schedules" if path else "schedules"), kept_results() as found:

@@ -37,7 +37,6 @@ def written(name, write):
         write(data, N - bug)
         data.sum()  # B
 
-    run.__doc__ = "torch writes all elements but one."
     CASES[f"written_by_{name}"] = CASES.pop("run")
 
 
@@ -45,7 +44,6 @@ for name, write in WRITES.items():
     written(name, write)
 
 
-# -- freed ------------------------------------------------------------------------------------------------------------
 def read(ctx, data):
     launch = kernel(READ, "data", "out")[(1,)]
     launch(ctx.get_device_context(), data, out(ctx), RANK=ctx.cur_rank, WORLD=ctx.num_ranks)
@@ -74,7 +72,6 @@ def freed(name, use):
         ctx.barrier()
         del other
 
-    run.__doc__ = "Another tensor has the block that was freed."
     lines, first = inspect.getsourcelines(read)
     line = first + len(lines) - 1 if "read" in use.__code__.co_names else use.__code__.co_firstlineno
     CASES[name] = Case(run, 2, "freed", {"A": set(), "B": {line}})
@@ -84,7 +81,6 @@ for name, use in FREED.items():
     freed(name, use)
 
 
-# -- bounds -----------------------------------------------------------------------------------------------------------
 planted(
     ("off_by_one", "One element too far: another tensor begins there.", "tl.store(data + 0 + i, x)  # B", {"0": "1"},
      given(**ALONE, data=heap(N), other=heap(N))),
@@ -108,9 +104,7 @@ planted(
      data=heap(2 * N), other=heap(2 * N), row=N)),
     ("descriptor_beyond_a_view", "A descriptor that says more rows than the tensor has.",
      "y = data.load([1, 0])  # B\ntl.store(out + i, y.reshape([N]))", None, given(**ALONE,
-     data=tuple(
-        lambda ctx, rows=rows: TensorDescriptor(ctx.zeros((4, N))[:rows], [2, N], [N, 1], [1, N]) for rows in (2, 1)
-     ))),
+     data=tuple(lambda ctx, n=n: TensorDescriptor(ctx.zeros((4, N))[:n], [2, N], [N, 1], [1, N]) for n in (2, 1)))),
     ("wraps_into_the_tensor", "A product of int32 that is too large becomes an offset of another row.",
      "tl.store(out + i, tl.load(data + row * stride + i))  # B", None, given(ranks=1, kind="wrapped", data=heap(4, N),
      row=(3, 1 << 16), stride=(N, (1 << 16) + 2 * N))),
@@ -124,7 +118,6 @@ tl.store(out + tl.arange(0, 4)[:, None] * 8 + column, y)
      first=(1 << 16) - 1, stride=1 << 16)),
 )  # fmt: skip
 
-# -- atomics of several kinds on one word ------------------------------------------------------------------------------
 WIDE = "words.to(tl.pointer_type(tl.int64), bitcast=True), tl.full((), 1, tl.int64), 0)  # B"
 FLOAT = "ctx.atomic_add(words.to(tl.pointer_type(tl.float32), bitcast=True), 1.0, 0)"
 planted(
@@ -136,7 +129,6 @@ planted(
      {f"else:\n    {FLOAT}": "else:\n    ctx.atomic_add(words, 1, 0)  # B"}, given(words=flags(2))),
 )  # fmt: skip
 
-# -- lanes that a mask leaves out -------------------------------------------------------------------------------------
 MASKED = """
 mask = i < N - 3
 y = tl.load(data + i, mask=mask, other=0)

@@ -4,7 +4,6 @@ from corpus import N, flags, given, heap, registry
 
 CASES, _, planted = registry()
 
-# -- one message ------------------------------------------------------------------------------------------------------
 STORE, SIGNAL, WAIT = "ctx.store(data + i, x, 1)  # A", "ctx.signal(flag, 1, 1)", "ctx.wait(flag, 1)"
 MESSAGE = f"""
 if RANK == 0:
@@ -54,7 +53,6 @@ planted(
      HELD),
 )  # fmt: skip
 
-# -- several messages -------------------------------------------------------------------------------------------------
 STREAM = """
 for turn in range(1, 5):
     slot = 0
@@ -110,7 +108,6 @@ for turn in range(1, 3):
 """, {"(flag, turn, 1": "(flag, 1, 1", "< turn": "< 1"}, given(data=heap(3 * N), flag=flags(2))),
 )  # fmt: skip
 
-# -- long histories of one word, and many words ------------------------------------------------------------------------
 AHEAD = """
 if RANK == 0:
     for turn in range(1, COUNT + 1):
@@ -140,7 +137,6 @@ else:
 """, {"release": "relaxed"}, given(data=heap(N), flag=flags(512))),
 )  # fmt: skip
 
-# -- several senders --------------------------------------------------------------------------------------------------
 planted(
     ("several_senders", "A counter of several senders, of whom one is a turn ahead: flash decode as it was.", """
 # two launches in one: ranks 1 and 2 store into the inbox of rank 0 and raise a counter there

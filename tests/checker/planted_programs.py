@@ -1,6 +1,7 @@
 """Planted mistakes between programs of one rank, in small elements, and between hosts and kernels; see `corpus`."""
 
 import inspect
+from operator import methodcaller
 
 import torch
 import torch.distributed as dist
@@ -10,7 +11,6 @@ from torch.distributed import barrier as imported_barrier
 
 CASES, case, planted = registry()
 
-# -- programs of one rank ---------------------------------------------------------------------------------------------
 AWAIT, ADD = "while tl.atomic_add(flag, 0) == 0: pass", "tl.atomic_add(flag, 1)"
 NEIGHBOURS = f"""
 if pid == 0:
@@ -52,7 +52,6 @@ ctx.store(data + 13 * RANK + j, j.to(tl.int8), 0, mask=j < 13)  # A B
 )  # fmt: skip
 
 
-# -- host and device --------------------------------------------------------------------------------------------------
 def by_kernel(text):
     """A step that is a launch, and the line that is marked in it."""
     made, (line,) = kernel(text, "data", "out"), marks_in_kernel(f"{text}  # A")["A"]
@@ -66,22 +65,10 @@ def _changes(ctx, data):
 _lines, _first = inspect.getsourcelines(_changes)
 CHANGES = _changes, *marks("".join(_lines), _first)["A"]
 STORES = by_kernel("ctx.store(data + i, x, peer)")
-LOADS, READS = (
-    by_kernel("tl.store(out + i, ctx.load(data + i, peer))"),
-    by_kernel("tl.store(out + i, tl.load(data + i))"),
-)
-
-
-def exchanged(ctx):
-    ctx.barrier()
-
-
-def device(ctx):
-    ctx.device_barrier()
-
-
-def relaxed(ctx):
-    ctx.device_barrier(sem="relaxed")
+LOADS = by_kernel("tl.store(out + i, ctx.load(data + i, peer))")
+READS = by_kernel("tl.store(out + i, tl.load(data + i))")
+exchanged, device = methodcaller("barrier"), methodcaller("device_barrier")
+relaxed = methodcaller("device_barrier", sem="relaxed")
 
 
 def in_turn(name, about, first, barrier, second, wrong=lambda ctx: None):
@@ -146,9 +133,8 @@ of_one("torch_handle", "A barrier orders when its handle is awaited.", awaited)
 of_one("torch_group", "Of some ranks.", lambda rank, bug: dist.barrier(dist.new_group([0, 1 + bug])), ranks=3)
 of_one("torch_root_sends", "A broadcast.", lambda rank, bug: dist.broadcast(torch.ones(1), src=int(bug)))
 of_one("torch_root_receives", "A sum on one rank.", lambda rank, bug: dist.reduce(torch.ones(1), dst=int(not bug)))
-of_one(
-    "torch_message", "A message.", lambda rank, bug: (dist.send if rank == bug else dist.recv)(torch.ones(1), 1 - rank)
-)
+sends = lambda rank, bug: (dist.send if rank == bug else dist.recv)(torch.ones(1), 1 - rank)
+of_one("torch_message", "A message.", sends)
 
 PICKS = {
     "index": lambda data, at: data[at],
@@ -169,7 +155,7 @@ PICKS = {
 
 
 def picked(name, operation):
-    """Enter an operation of rank 1 on its tensor, in whose second half rank 0 writes."""
+    """Enter an operation of rank 1 on an element that rank 0 writes at the same time, or on another one."""
     upper, line = STORES_UPPER
 
     def run(ctx, bug):
@@ -181,7 +167,6 @@ def picked(name, operation):
             operation(data, torch.tensor([2 * N - 1 if bug else 0]))
         ctx.barrier()
 
-    run.__doc__ = "The element is written by a peer at the same time; in the twin it is another one."
     CASES[f"picked_by_{name}"] = Case(run, 2, "race", {"A": {line}, "B": {operation.__code__.co_firstlineno}})
 
 

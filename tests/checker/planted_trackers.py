@@ -23,7 +23,6 @@ def programs(count, **arguments):
     return {"ranks": 1, "programs": count, "data": heap(N), "flag": flags(), **arguments}
 
 
-# -- the barrier at the start of an all_reduce ------------------------------------------------------------------------
 SIGNAL, WAIT = "ctx.signal(flag + RANK, 1, peer)", "ctx.wait(flag + peer, 1)"
 STAGED = f"""
 tl.store(data + i, x)  # A
@@ -44,7 +43,6 @@ tracked(
      {SIGNAL: f"{SIGNAL}  # A", WAIT: "ctx.wait(flag + peer, 1, scope='gpu')  # B"}, HELD),
 )  # fmt: skip
 
-# -- the barrier at the end -------------------------------------------------------------------------------------------
 END = "ctx.signal(flag + 2 + RANK, 1, peer)\nctx.wait(flag + 2 + peer, 1)"
 ONE_STAGE = f"{SIGNAL}\n{WAIT}\ntl.store(out + i, ctx.load(data + i, peer))  # A"
 NEXT = "tl.store(data + i, 3.0)  # B"
@@ -75,7 +73,6 @@ def aiter_4082(ctx, bug):
 CASES["aiter_3515"].marks.update(A=marks_in_kernel(ONE_STAGE)["A"], B=marks_in_kernel(NEXT)["B"])
 CASES["aiter_4082"].marks.update(A=marks_in_kernel(ONE_STAGE)["A"])
 
-# -- split and stream K -----------------------------------------------------------------------------------------------
 tracked(
     ("ROCm/aiter#3288: products that run at the same time count their arrived parts with one counter.", """
 gemm, part = pid % 2, pid // 2
@@ -99,7 +96,6 @@ for tile in range(1, 4):
      {"tl.atomic_xchg(flag, 0)": "tl.store(flag, 0)  # A"}, programs(2)),
 )  # fmt: skip
 
-# -- programs of one kernel -------------------------------------------------------------------------------------------
 tracked(
     ("vllm-project/vllm#34991: every program stores all starts of experts, and reads back its own.", """
 sums = tl.cumsum(i, 0)
@@ -149,7 +145,6 @@ else:
 """, {READY: ""}, programs(2)),
 )  # fmt: skip
 
-# -- publishing -------------------------------------------------------------------------------------------------------
 tracked(
     ("NVIDIA/nccl#2365: the fields of a task are published by a plain store of its flag.", HANDED_OVER,
      {"tl.atomic_xchg(flag, 1)": "tl.store(flag, 1)  # A", READY: f"{READY}  # B"}, programs(2)),
@@ -163,7 +158,6 @@ ctx.store(data + i, i, peer)  # B
 )  # fmt: skip
 
 
-# -- what a kernel touches --------------------------------------------------------------------------------------------
 def slots(ctx):
     """Slots of which all but eight have been written."""
     made = ctx.empty(N, dtype=torch.int32)

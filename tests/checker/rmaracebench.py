@@ -163,20 +163,9 @@ misc/018-get-store-memcpy-remote-yes        | 0: A get | 1: B store copied remot
 _ROWS = (row.partition("|") for row in re.sub(r"\n +\|", " |", TABLE).split("\n"))
 CASES = {title.strip(): programs.split("|") for title, _, programs in _ROWS if programs}
 
-PARAMETERS = [
-    "local",
-    "remote",
-    "remote2",
-    "reduced",
-    "box",
-    "start",
-    "done",
-    "threads",
-    "team",
-    "lock",
-    "signal",
-    "words",
-]
+PARAMETERS = (
+    "local", "remote", "remote2", "reduced", "box", "start", "done", "threads", "team", "lock", "signal", "words"
+)  # fmt: skip
 
 
 @triton.jit

@@ -57,9 +57,8 @@ def test_a_rank_with_work_gets_the_turn_where_others_wait_with_higher_priorities
 
 def test_a_wait_that_nobody_ends_is_found_at_once(pool):
     """Also where waits are bounded: time passes where nothing else happens."""
-    for bounded in (False, True):
-        kinds = pool.run(jobs_exploration.never_signalled, 2, bounded, timeout_s=60.0)
-        assert kinds == ["DeviceTimeoutError" if bounded else "DeadlockError"] * 2
+    for bounded, kind in ((False, "DeadlockError"), (True, "DeviceTimeoutError")):
+        assert pool.run(jobs_exploration.never_signalled, 2, bounded, timeout_s=60.0) == [kind] * 2
 
 
 def test_a_rank_that_waits_for_something_else_loses_its_turn(pool, tmp_path):
@@ -88,8 +87,7 @@ PROGRAM = """
 def test_the_command_line_runs_seeds_and_replays_one(check):
     done = check(PROGRAM, "--seeds 2 --json")
     printed = json.loads(done.out)
-    assert done.status == 1
-    assert printed["findings"][0]["seeds"] == [0, 1]
+    assert (done.status, printed["findings"][0]["seeds"]) == (1, [0, 1])
     assert "the result is wrong" in done.err
     seed = printed["failed"][0]["seed"]
     again = check(PROGRAM, f"--only schedules --replay {seed}")
@@ -110,14 +108,11 @@ def test_the_command_line_walks_all_orders_and_replays_one(check):
 
 
 def test_the_command_line_refuses_what_it_cannot_run(check):
-    for options, said in (
-        ("--all-orders 0", "positive"),
-        ("--only bounds --all-orders 2", "needs races"),
-        ("--seeds 0", "positive"),
-        ("--seeds 2 --replay 1", "not allowed with"),
-        ("--replay -3", "--replay needs a seed, such as 7, or an order"),
-        ("--replay foo", "not 'foo'"),
-    ):
+    for options, said in {
+        "--all-orders 0": "positive", "--only bounds --all-orders 2": "needs races", "--seeds 0": "positive",
+        "--seeds 2 --replay 1": "not allowed with", "--replay foo": "not 'foo'",
+        "--replay -3": "--replay needs a seed, such as 7, or an order",
+    }.items():  # fmt: skip
         done = check(PROGRAM, options)
         assert done.status != 0
         assert said in done.err

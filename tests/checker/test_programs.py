@@ -89,14 +89,8 @@ def test_wrong_options_are_refused(check, monkeypatch, tmp_path):
 
 
 def test_seeds_are_numbers_and_ranks_are_counted(check):
-    twice = PROGRAM.replace(
-        "    print(",
-        """
-    with Iris("4MiB", device="cpu") as ctx:
-        planted_programs.CASES["programs_without_flag"].run(ctx, True)
-    print(""",
-        1,
-    )
+    again = "    " + PROGRAM[PROGRAM.index("with Iris") : PROGRAM.index("    print(")]
+    twice = PROGRAM.replace("    print(", f"{again}    print(")
     (found,) = json.loads(check(twice, "--json --replay 1", "bug 0").out)["findings"]
     assert (found["seeds"], found["count"], found["ranks"]) == ([1], 2, 1)
     assert "ranks)" not in check(twice, "", "bug 0").out
@@ -121,9 +115,8 @@ def test_a_report_names_the_freed_tensor_and_the_bytes_of_a_view():
         kept, data = ctx.zeros(4), ctx.zeros((4, N))
         part = data[1]
         ctx.free(data)
-        with pytest.raises(
-            FreedMemoryError, match=r"uses bytes \d+ to \d+ of zeros\(\(4, \d+\), float32\) on rank 0"
-        ) as found:
+        used = r"uses bytes \d+ to \d+ of zeros\(\(4, \d+\), float32\) on rank 0"
+        with pytest.raises(FreedMemoryError, match=used) as found:
             part.add_(1)
         assert (found.value.report.first, found.value.report.last) == (4 * N, 8 * N - 1)
         assert kept.sum() == 0

@@ -15,9 +15,7 @@ from iris_triton.checker.shared import Tables
 
 def bytes_of(place):
     """The bytes of a place, by offset."""
-    granules = place.granules
-    if isinstance(granules, slice):
-        granules = np.arange(granules.start, granules.stop)
+    granules = np.r_[place.granules]  # also of a slice
     masks = np.broadcast_to(place.masks, granules.shape)
     return {4 * int(g) + k for g, mask in zip(granules, masks, strict=True) for k in range(4) if mask >> k & 1}
 

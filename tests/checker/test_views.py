@@ -77,8 +77,7 @@ def ends(how, offset, checks="bounds"):
 @pytest.mark.parametrize("how", ["bits", "where", "loop", "reshape"])
 def test_a_pointer_keeps_its_tensor(how, checks):
     found = ends(how, 4, checks)
-    assert found.kind == BOUNDS
-    assert (found.first, found.last) == (16, 19)
+    assert (found.kind, found.first, found.last) == (BOUNDS, 16, 19)
     assert "'data' ((4,), float32, strides (1,))" in str(found)
     assert "byte 32 of zeros((16,), float32)" in str(found)
     assert ends(how, 3, checks) is None

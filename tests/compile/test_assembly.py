@@ -6,6 +6,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from kernel_text import kernel_of
 from tables import table
 from triton.runtime import driver
 
@@ -25,9 +26,7 @@ def add_one(x, n, BLOCK: tl.constexpr):
     tl.store(x + i, tl.load(x + i, mask=i < n) + 1, mask=i < n)
 
 
-@triton.jit
-def broken(x):
-    tl.store(x, undefined_name)  # noqa: F821
+broken = kernel_of(triton.jit, "x", "tl.store(x, undefined_name)", tl=tl)
 
 
 @table("target, text", [("sm_90", ".target sm_90a"), ("gfx942", "gfx942"), ("gfx950", "gfx950")])
@@ -42,7 +41,6 @@ def test_compiles_for_the_target_named_and_restores_the_driver(target, text):
         compile_for(add_one, (torch.float32, 100), {"BLOCK": 64}, "gfx1")
 
 
-# -- address translation keeps alignment, contiguity, and 64 bits of distance -----------------------------------------
 VECTOR = {"sm_90": r"st\.global\.v4\.b32", "gfx942": r"global_store_dwordx4", "gfx950": r"global_store_dwordx4"}
 SINGLE = {"sm_90": r"st\.global\.b32", "gfx942": r"global_store_dword ", "gfx950": r"global_store_dword "}
 
@@ -79,16 +77,15 @@ def refill(x, bases, modifier: tl.constexpr, BLOCK: tl.constexpr):
 @table("target", TARGETS)
 def test_unknown_alignment_needs_a_hint(target):
     def text(kernel, hint, block):  # neither a shift by 7 elements nor rows of 7 are aligned
-        args = (torch.float32, torch.int64, 3, 5, 7)
-        return assembly(compile_for(kernel, args, {"hint": hint, "BLOCK": block}, target))
+        return assembly(compile_for(kernel, (F32, I64, 3, 5, 7), {"hint": hint, "BLOCK": block}, target))
 
     for hint, found, lacking in ((None, SINGLE, VECTOR), (16, VECTOR, SINGLE)):
         assert re.search(found[target], text(fill, hint, 1024))
         assert not re.search(lacking[target], text(fill, hint, 1024))
     assert not re.search(VECTOR[target], text(fill_2d, None, 64))
     assert re.search(VECTOR[target], text(fill_2d, (1, 16), 64))
-    args = (torch.float32, torch.int64, torch.int32)  # ranks that the compiler does not know
-    assert re.search(VECTOR[target], assembly(compile_for(fill_from_table, args, {"BLOCK": 1024}, target)))
+    unknown_ranks = compile_for(fill_from_table, (F32, I64, torch.int32), {"BLOCK": 1024}, target)
+    assert re.search(VECTOR[target], assembly(unknown_ranks))
 
 
 @table("target, dtype", [("sm_90", torch.float32), ("gfx942", torch.bool), ("gfx950", torch.int8),
@@ -113,19 +110,16 @@ def test_distance_is_added_as_64_bits(target, dtype):
 ])  # fmt: skip
 def test_load_modifiers_reach_the_assembly(modifier, volatile, cuda, amd):
     kwargs = {"modifier": modifier, "volatile": volatile, "BLOCK": 1024}
-    args = (torch.float32, torch.float32, torch.int64)
-    assert re.search(cuda, assembly(compile_for(reload, args, kwargs, "sm_90")))
-    assert re.search(amd, assembly(compile_for(reload, args, kwargs, "gfx942")), re.MULTILINE)
+    for target, pattern in (("sm_90", cuda), ("gfx942", amd)):
+        assert re.search(pattern, assembly(compile_for(reload, (F32, F32, I64), kwargs, target)), re.MULTILINE)
 
 
 @table("modifier", [".wb", ".cg", ".cs", ".wt"])
 def test_store_modifiers_reach_the_assembly(modifier):
-    kwargs = {"modifier": modifier, "BLOCK": 1024}
-    text = assembly(compile_for(refill, (torch.float32, torch.int64), kwargs, "sm_90"))
-    assert re.search(rf"st\.global\{modifier}\.v4", text)
+    compiled = compile_for(refill, (F32, I64), {"modifier": modifier, "BLOCK": 1024}, "sm_90")
+    assert re.search(rf"st\.global\{modifier}\.v4", assembly(compiled))
 
 
-# -- kernels that come up while the one before still runs look at no memory before it has ended -----------------------
 ARGUMENTS = (I64, I64, 8, 1000, 0, 1)
 MEMORY = re.compile(r"^\s*(@\S+ )?(ld|st|atom|red)\.\S*(global|relaxed|acquire|release)", re.MULTILINE)
 WAIT = re.compile(r"\bld\.acquire\.")
@@ -140,10 +134,8 @@ def test_nothing_is_read_before_the_wait_and_nothing_waits_for_peers_when_the_ne
     compiled = barrier("sm_90", EARLY=True, launch_pdl=True)
     assert compiled.metadata.launch_pdl
     text = assembly(compiled)
-    memory, begin = MEMORY.search(text), text.index("griddepcontrol.wait")
-    assert memory is not None
-    assert begin < memory.start()
-    last = [wait.start() for wait in WAIT.finditer(text)][-1]
+    assert text.index("griddepcontrol.wait") < MEMORY.search(text).start()
+    *_, last = (wait.start() for wait in WAIT.finditer(text))
     assert "bar.sync" in text[last : text.index("griddepcontrol.launch_dependents")]
 
 
@@ -170,7 +162,6 @@ def test_where_it_is_possible(monkeypatch, device, hip, capability, early):
     assert early_launch(device) == early
 
 
-# -- multicast addresses ----------------------------------------------------------------------------------------------
 KINDS = {F32: r"add\.v4\.f32", BF16: r"add\.acc::f32\.v4\.bf16x2", F16: r"add\.acc::f32\.v4\.f16x2"}
 REDUCE, STORE = r"multimem\.ld_reduce\.relaxed\.sys\.global\.", r"multimem\.st\.relaxed\.sys\.global\.v4\.f32"
 ADDRESS = 1 << 40
@@ -188,13 +179,13 @@ def sum_to_all(data, out, me, bases, multicast, count, W: tl.constexpr, BLOCK: t
 
 @table("dtype", KINDS)
 def test_device_functions(dtype):
-    args = (dtype, dtype, 1, I64, ADDRESS, 1000)
-    compiled = compile_for(sum_to_all, args, {"W": 4, "BLOCK": 256, "num_warps": 4})
+    given = sum_to_all, (dtype, dtype, 1, I64, ADDRESS, 1000), {"W": 4, "BLOCK": 256, "num_warps": 4}
+    compiled = compile_for(*given)
     fenced = rf"{REDUCE}{KINDS[dtype]} (.|\n)*fence\.proxy\.alias(.|\n)*{STORE} "
     assert re.search(fenced, assembly(compiled))
     assert compiled.asm["cubin"], "the assembler takes it"
     with pytest.raises(triton.CompilationError) as caught:
-        compile_for(sum_to_all, args, {"W": 4, "BLOCK": 256, "num_warps": 4}, "gfx942")
+        compile_for(*given, "gfx942")
     assert "multimem instructions are for NVIDIA" in str(caught.value.__cause__ or caught.value)
 
 

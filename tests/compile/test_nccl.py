@@ -32,19 +32,14 @@ ROOT = pathlib.Path(__file__).parents[2]
 FACTS = pathlib.Path(__file__).with_name("nccl_functions.json")
 FUNCTIONS = json.loads(FACTS.read_text())
 VERSIONS = sorted(FUNCTIONS)
-SHIMS = {
-    version: pathlib.Path(gin.__file__).parent / "nccl" / f"{version.replace('.', '_')}.ll" for version in VERSIONS
-}
+FOLDER = pathlib.Path(gin.__file__).parent / "nccl"
+SHIMS = {version: FOLDER / f"{version.replace('.', '_')}.ll" for version in VERSIONS}
 
 
 def bitcode(version):
     """NCCL's device functions of a minor version; skips where there are none."""
     places = list((ROOT / "build" / "nccl").glob(f"{version}.*/nvidia/nccl/lib/libnccl_device.bc"))
-    try:
-        installed = importlib.metadata.distribution("nvidia-nccl-cu13")
-    except importlib.metadata.PackageNotFoundError:
-        pass
-    else:
+    for installed in importlib.metadata.distributions(name="nvidia-nccl-cu13"):
         if installed.version.startswith(f"{version}."):
             places.append(pathlib.Path(installed.locate_file("nvidia/nccl/lib/libnccl_device.bc")))
     if not (found := [place for place in places if place.exists()]):
@@ -60,15 +55,9 @@ def options(version):
 def normal(signature):
     """A signature without names, attributes and names of structures: what a caller must agree with."""
     result, name, parameters = re.search(r"(\S+) @(\w+)\((.*?)\)(?: local_unnamed_addr| #|\s*$)", signature).groups()
-    parameters = re.sub(
-        r"(captures|dereferenceable|range|initializes|byval)\((?:[^()]|\([^()]*\))*\)", r"\1", parameters
-    )
-    kept = [
-        " ".join(
-            word for word in each.split() if word in ("byval", "zeroext", "signext") or re.match(r"(i\d+|ptr)$", word)
-        )
-        for each in parameters.split(",")
-    ]
+    attributes = r"(captures|dereferenceable|range|initializes|byval)\((?:[^()]|\([^()]*\))*\)"
+    words = [each.split() for each in re.sub(attributes, r"\1", parameters).split(",")]
+    kept = [" ".join(word for word in each if re.fullmatch(r"byval|zeroext|signext|i\d+|ptr", word)) for each in words]
     return name, f"{'struct' if result.startswith('%') else result} ({', '.join(kept)})"
 
 
@@ -77,7 +66,6 @@ def declared(version):
     return dict(normal(line) for line in lines if line.startswith("declare"))
 
 
-# -- anywhere ---------------------------------------------------------------------------------------------------------
 @table("version", VERSIONS)
 def test_a_shim_declares_what_the_wheel_defines(version):
     assert declared(version) == FUNCTIONS[version]
@@ -96,7 +84,6 @@ def test_the_extra_brings_versions_that_have_a_shim():
     assert [f"2.{minor}" for minor in range(33) if f"2.{minor}.99" in nccl.specifier] == VERSIONS
 
 
-# -- kernels ----------------------------------------------------------------------------------------------------------
 @triton.jit
 def exchange(data, box, flags, context, n, peer, W: tl.constexpr, BLOCK: tl.constexpr, OP: tl.constexpr):
     ctx = DeviceContext.from_tensor(context, W)
@@ -158,19 +145,13 @@ def test_the_wheel_defines_what_was_found(version, monkeypatch):
     """The functions as they are linked, before they are optimised."""
     from triton.backends.nvidia import compiler
 
-    linked = []
-    optimize = compiler.llvm.optimize_module
-    monkeypatch.setattr(
-        compiler.llvm,
-        "optimize_module",
-        lambda mod, *args, **named: (linked.append(str(mod)), optimize(mod, *args, **named)),
-    )
+    linked, optimize = [], compiler.llvm.optimize_module
+    noted = lambda mod, *args, **named: (linked.append(str(mod)), optimize(mod, *args, **named))
+    monkeypatch.setattr(compiler.llvm, "optimize_module", noted)
     monkeypatch.setenv("TRITON_ALWAYS_COMPILE", "1")
-    if version == "2.30":
-        compile_for(by_offset, (torch.int64, torch.int64, 3), options(version))
-    else:
+    if version != "2.30":
         compile_for(exchange, ARGUMENTS, {**SIZES, "OP": "add", **options(version)})
-        compile_for(by_offset, (torch.int64, torch.int64, 3), options(version))
+    compile_for(by_offset, (torch.int64, torch.int64, 3), options(version))
     lines = re.findall(r"^define .*@nccl\w+\(.*$", "\n".join(linked), re.MULTILINE)
     found = dict(normal(line) for line in lines)
     assert {name: found.get(name) for name in FUNCTIONS[version]} == FUNCTIONS[version]

@@ -1,7 +1,4 @@
-"""Kernels and helpers of several tests; the kernels of tests/multirank in Gluon.
-
-The module stands for DeviceContext in them: Gluon's needs no ranks.
-"""
+"""What several tests share; kernels of tests/multirank in Gluon, where this module stands for DeviceContext."""
 
 import functools
 import sys
@@ -72,10 +69,7 @@ def note(notes, what):
 
 
 def said_by_the_compiler(kernel, *args, **named):
-    """What the compiler says when it refuses a kernel, with all causes; "" if it does not.
-
-    Instead of a kernel, a function that compiles one.
-    """
+    """All causes for which the compiler refuses a kernel, or what a function compiles; "" if it does not."""
     try:
         compile_for(kernel, args, named) if isinstance(kernel, JITFunction) else kernel(*args, **named)
     except (triton.CompilationError, RuntimeError) as refusal:

@@ -17,7 +17,6 @@ LAYOUT = gl.constexpr(gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0]))
 OTHER = gl.BlockedLayout([4, 1], [8, 4], [1, 4], [0, 1])
 
 
-# -- layouts ----------------------------------------------------------------------------------------------------------
 @gluon.jit
 def double(x, out, n, layout: gl.constexpr, BLOCK: gl.constexpr):
     i = gl.program_id(0) * BLOCK + gl.arange(0, BLOCK, layout=layout)
@@ -67,9 +66,8 @@ def test_a_layout_must_fit_the_launch_and_the_others():
 def test_layouts_of_results_are_the_compilers(result):
     """The compiler is asked by compiling the kernel; here and there the layout is noted while it runs."""
     text = f"value = load_block(x, 32, 64, LAYOUT)\nnote(layouts, ({result}).type.layout)"
-    kernel = kernel_of(
-        gluon.jit, "x, layouts: gl.constexpr", text, gl=gl, load_block=load_block, note=note, LAYOUT=LAYOUT
-    )
+    names = {"gl": gl, "load_block": load_block, "note": note, "LAYOUT": LAYOUT}
+    kernel = kernel_of(gluon.jit, "x, layouts: gl.constexpr", text, **names)
     here, there = Notes(), Notes()
     kernel[(1,)](torch.zeros(32, 64), here)
     compile_for(kernel, (torch.float32, there))
@@ -108,9 +106,6 @@ def test_blocks_that_get_a_layout(text):
     kernel[(1,)](x)
     assert torch.equal(x, torch.arange(128.0) + 1)
     assert compile_for(kernel, (torch.float32,))
-
-
-# -- layouts that fit -------------------------------------------------------------------------------------------------
 
 
 def test_layouts_cover_a_row_before_they_go_to_the_next():

@@ -16,7 +16,6 @@ from iris_core.errors import UnsupportedError
 from iris_triton import interpreter
 
 
-# -- results, arguments, warps ----------------------------------------------------------------------------------------
 @gluon.jit
 def sums(x, i, bar):
     mbarrier.wait(bar, 0)
@@ -49,9 +48,7 @@ def test_results_of_the_default_partition_and_warps_of_each():
     assert warps.tolist() == [1, 4, 4]
 
 
-@gluon.jit
-def nothing(bar):
-    pass
+nothing = kernel_of(gluon.jit, "bar", "pass")
 
 
 @gluon.jit
@@ -91,7 +88,6 @@ def test_misuse(functions, error, text):
     assert not said_by_the_compiler(specializing(nothing, nothing, nothing), torch.float32)
 
 
-# -- waiting for other programs ---------------------------------------------------------------------------------------
 @gluon.jit
 def await_word(word, least):
     while gl.atomic_add(word, 0, sem="acquire", scope="gpu") < least:
@@ -151,7 +147,6 @@ def test_partitions_wait_for_other_programs():
         talk[(1,)](flags.zero_(), out, 3)
 
 
-# -- failures ---------------------------------------------------------------------------------------------------------
 @gluon.jit
 def wait_for(bar):
     mbarrier.wait(bar, 0)

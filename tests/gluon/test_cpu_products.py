@@ -17,12 +17,10 @@ from iris_triton import interpreter
 from iris_triton.testing.compile_only import assembly, compile_for
 
 BLOCKED = gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0])
-F16, BF16, F32, I8, I32, F64 = (
-    torch.float16, torch.bfloat16, torch.float32, torch.int8, torch.int32, torch.float64,
-)  # fmt: skip
+F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
+I8, I32 = torch.int8, torch.int32
 
 
-# -- wgmma ------------------------------------------------------------------------------------------------------------
 @gluon.jit
 def wgmma(
     a, b, c, out, M: gl.constexpr, N: gl.constexpr, K: gl.constexpr, k_instruction: gl.constexpr,
@@ -100,10 +98,10 @@ def test_hazards(how, text):
         run_wgmma(how, F16, F32)
 
 
-V3 = gl.NVMMADistributedLayout([3, 0], [4, 1], instr_shape=[16, 64, 16])
-SHALLOW = gl.NVMMADistributedLayout([3, 0], [4, 1], instr_shape=[16, 64, 8])
-DEEP = gl.NVMMADistributedLayout([3, 0], [4, 1], instr_shape=[16, 64, 32])
-BROAD = gl.NVMMADistributedLayout([3, 0], [4, 1], instr_shape=[16, 128, 16])
+V3, SHALLOW, DEEP, BROAD = (
+    gl.NVMMADistributedLayout([3, 0], [4, 1], instr_shape=[16, *shape])
+    for shape in ((64, 16), (64, 8), (64, 32), (128, 16))
+)
 FEW = gl.NVMMADistributedLayout([3, 0], [2, 1], instr_shape=[16, 64, 16])
 V2 = gl.NVMMADistributedLayout([2, 0], [4, 1], instr_shape=[16, 8])
 WIDE, NARROW, BYTES = (gl.NVMMASharedLayout(*given) for given in ((128, 16, 2), (64, 16, 2), (64, 8, 2)))
@@ -136,8 +134,8 @@ def bad_wgmma(a: gl.constexpr, b: gl.constexpr, acc: gl.constexpr):
 
 
 @table("a, b, acc, text, compiler_looks", [
-    (A, B, (gl.float32, (64, 64), BLOCKED), "accumulator must have an NVMMADistributedLayout of version", False),
-    (A, B, (gl.float32, (64, 64), V2), "accumulator must have an NVMMADistributedLayout of version", False),
+    *((A, B, (gl.float32, (64, 64), layout), "accumulator must have an NVMMADistributedLayout of version", False)
+      for layout in (BLOCKED, V2)),
     (A, HALF, SUM, "b must be in shared memory", False),
     (HALF, B, SUM, "b must be in shared memory with an NVMMASharedLayout, a there or have a DotOperandLayout", False),
     (A, (gl.bfloat16, (64, 64), PLAIN), SUM, "b must be in shared memory with an NVMMASharedLayout", False),
@@ -162,7 +160,6 @@ def test_layouts_and_types_of_wgmma(a, b, acc, text, compiler_looks):
     assert not said_by_the_compiler(bad_wgmma, A, B, SUM)
 
 
-# -- instructions on registers ----------------------------------------------------------------------------------------
 @gluon.jit
 def on_registers(
     a, b, c, out, M: gl.constexpr, N: gl.constexpr, K: gl.constexpr, layout: gl.constexpr, k_width: gl.constexpr,
@@ -209,7 +206,6 @@ def test_instructions_on_registers(layout, k_width, multiply, dtype, sum_dtype, 
         assert ("mma.sync" if target == "sm_90" else "v_mfma") in assembly(compile_for(on_registers, types, {}, target))
 
 
-# -- AMD --------------------------------------------------------------------------------------------------------------
 @gluon.jit
 def buffers(x, out, n, BLOCK: gl.constexpr):
     layout: gl.constexpr = gl.BlockedLayout([2], [64], [4], [0])
@@ -279,7 +275,6 @@ def test_direct_loads_to_shared_memory(what):
         direct_to_shared[(1,)](x, out, "no wait")
 
 
-# -- what is left out -------------------------------------------------------------------------------------------------
 SCALED = """
 a = gl.full([64, 64], 0, gl.uint8, gl.DotOperandLayout(0, MFMA_SCALED, 16))
 b = gl.full([64, 64], 0, gl.uint8, gl.DotOperandLayout(1, MFMA_SCALED, 16))

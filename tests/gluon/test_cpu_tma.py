@@ -32,7 +32,6 @@ NAMES = {
 }  # fmt: skip
 
 
-# -- copies -----------------------------------------------------------------------------------------------------------
 @gluon.jit
 def copy_box(source, target, places, to):
     memory = gl.allocate_shared_memory(source.dtype, source.block_type.shape, source.layout)
@@ -53,10 +52,9 @@ def test_boxes_are_cut_off_at_the_edges(dtype):
         x, out = torch.randint(-100, 100, (50, 64)).to(dtype), torch.full((64, 96), 55).to(dtype)
         copy_box[(1,)](describe(x, [32, 32]), describe(out, [32, 32]), (row, column), (48, 16))
         wanted = torch.full((64, 96), 55).to(dtype)
-        for i in range(16):  # the other rows lie beyond the edge of `out`
-            for j in range(32):
-                r, c = row + i, column + j
-                wanted[48 + i, 16 + j] = x[r, c] if 0 <= r < 50 and 0 <= c < 64 else 0
+        for i, j in itertools.product(range(16), range(32)):  # the other rows lie beyond the edge of `out`
+            r, c = row + i, column + j
+            wanted[48 + i, 16 + j] = x[r, c] if 0 <= r < 50 and 0 <= c < 64 else 0
         assert torch.equal(out, wanted)
 
 
@@ -153,7 +151,6 @@ def test_memory_that_does_not_fit_the_descriptor(dtype, shape, swizzle, text):
         other_memory[(1,)](describe(torch.zeros(32, 32), [32, 32]), dtype, shape, gl.NVMMASharedLayout(swizzle, 32, 2))
 
 
-# -- stores reach global memory late ----------------------------------------------------------------------------------
 STORED = """
 memory = gl.allocate_shared_memory(gl.float32, [16, 32], desc.layout, gl.full([16, 32], 7.0, gl.float32, BOX))
 fence_async_shared()
@@ -173,7 +170,6 @@ def test_a_wait_for_reads_is_no_wait_for_writes(wait, seen):
     assert torch.equal(x, torch.full((16, 32), 7.0))  # at the end of the program in any case
 
 
-# -- mbarriers --------------------------------------------------------------------------------------------------------
 @gluon.jit
 def phases(out, rounds):
     """One partition alone: phases go on by arrivals."""
@@ -211,10 +207,8 @@ mbarrier.init(bar, count=2)
     ("mbarrier.arrive(raw, count=1)", MBarrierError,
      "mbarrier.arrive of mbarrier 'raw', which mbarrier.init has not initialised"),
     ("mbarrier.init(raw, count=0)", MBarrierError, "count of mbarrier 'raw' must be 1 to 1048575, got 0"),
-    ("mbarrier.init(gl.allocate_shared_memory(gl.int64, [2], mbarrier.MBarrierLayout()), count=1)", MBarrierError,
-     "must be a descriptor of Nxi64 type with N <= number of CTAs"),
-    ("mbarrier.init(gl.allocate_shared_memory(gl.int32, [1], mbarrier.MBarrierLayout()), count=1)", MBarrierError,
-     "must be a descriptor of Nxi64 type with N <= number of CTAs"),
+    *((f"mbarrier.init(gl.allocate_shared_memory({what}, mbarrier.MBarrierLayout()), count=1)", MBarrierError,
+       "must be a descriptor of Nxi64 type with N <= number of CTAs") for what in ("gl.int64, [2]", "gl.int32, [1]")),
     ("mbarrier.init(bar, count=2)", MBarrierError, "'bar' is initialised already"),
     ("mbarrier.arrive(bar, count=3)", MBarrierError, "3 arrival.* waits for 2 of 2 only"),
     ("mbarrier.wait(bar, phase)", ValueError, "0 or 1, not 2"),
@@ -230,7 +224,6 @@ def test_wrong_use_of_barriers(text, error, said):
         kernel[(1,)](torch.zeros(1), 2)
 
 
-# -- missing waits and fences -----------------------------------------------------------------------------------------
 BEGIN = {
     "load": "memory.load(BOX)",
     "store": "memory.store(gl.zeros([16, 32], gl.float32, BOX))",
@@ -272,9 +265,8 @@ def do_both(desc, x, first: gl.constexpr, second: gl.constexpr, partitions: gl.c
 def test_two_operations_on_the_same_memory(first):
     """In one partition, or the second one in another: what is missing between them is found, and nothing else."""
     x = torch.randn(16, 32)
-    for second, waits, fence, (partitions, ordered) in itertools.product(
-        BEGIN, (True, False), FENCES, ((1, True), (2, True), (2, False))
-    ):
+    where = (1, True), (2, True), (2, False)
+    for second, waits, fence, (partitions, ordered) in itertools.product(BEGIN, (True, False), FENCES, where):
         done = "written" if first == "store" else "read"
         is_awaited = waits or (partitions == 1 and first == second)  # by the second one's wait
         said = "" if is_awaited or first not in ASYNCHRONOUS else f"ends while .*{first}"
@@ -323,9 +315,8 @@ COPIES = r"ends while the asynchronous copy to 'line' in line .* may be under wa
      "ends while the TMA load to 'memory' in line .* may be under way: wait for mbarrier 'ready'"),
     (BEGIN["TMA load"] + "\nmbarrier.invalidate(ready)", MBarrierError,
      "mbarrier 'ready' is invalidated while the TMA load to 'memory' in line"),
-    (COPY + "async_copy.commit_group()", RaceError, COPIES),
-    (COPY, RaceError, COPIES),
-    ("copy_to_shared(line, x + i, mask=i < 1)", RaceError, COPIES),
+    *((text, RaceError, COPIES)
+      for text in (COPY, COPY + "async_copy.commit_group()", "copy_to_shared(line, x + i, mask=i < 1)")),
     (COPY + "async_copy.mbarrier_arrive(ready)", UnsupportedError,
      "'async_copy_mbarrier_arrive': commit and await groups instead"),
     ("copy_to_shared(line, x + i, mask=i < 0)", None, ""),  # reads nothing
@@ -342,7 +333,6 @@ def test_what_is_read_too_early_or_under_way_at_the_end(text, error, said):
         kernel[(1,)](describe(x, [16, 32]), x)
 
 
-# -- copies in groups -------------------------------------------------------------------------------------------------
 @gluon.jit
 def pipelined_sum(x, out, blocks, last, STAGES: gl.constexpr, what: gl.constexpr):
     """The sum of blocks of 128, of which elements from `last` on are masked off."""
@@ -369,9 +359,8 @@ def pipelined_sum(x, out, blocks, last, STAGES: gl.constexpr, what: gl.constexpr
     (2, 128, "", None, ""),
     (3, 128, "", None, ""),
     (4, 100, "", None, ""),  # what is masked off arrives as 0
-    (3, 128, "no wait", RaceError, r"asynchronous copy that .* issued may still be writing it.*wait_group"),
-    (3, 128, "waits for too few", RaceError, r"asynchronous copy that .* issued may still be writing it.*wait_group"),
-    (3, 128, "no commit", RaceError, r"asynchronous copy that .* issued may still be writing it.*wait_group"),
+    *((3, 128, what, RaceError, r"asynchronous copy that .* issued may still be writing it.*wait_group")
+      for what in ("no wait", "waits for too few", "no commit")),
     (2, 129, "beyond", interpreter.OutOfBoundsError, "lane 60"),
 ])  # fmt: skip
 def test_copies_in_groups(stages, last, what, error, text):

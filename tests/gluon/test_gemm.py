@@ -1,5 +1,6 @@
 """The GEMM core: what it compiles to, how it is configured and refused, and, on a Hopper GPU, what it computes."""
 
+import dataclasses
 import functools
 import importlib.util
 import itertools
@@ -28,13 +29,8 @@ def loaded(path):
     return module
 
 
-def all_scatter():
-    return loaded("examples/24_gluon_gemm_all_scatter.py")
-
-
-def benchmark():
-    """The plain product."""
-    return loaded("benchmarks/gluon_gemm.py")
+all_scatter = functools.partial(loaded, "examples/24_gluon_gemm_all_scatter.py")
+benchmark = functools.partial(loaded, "benchmarks/gluon_gemm.py")  # of the plain product
 
 
 def matrix(rows, columns, seed, inner, dtype=torch.bfloat16, device="cpu"):
@@ -54,10 +50,7 @@ def wrong_elements(c, a, b):
 
 
 def scatter_by_core(m, n, k, programs, turned=False):
-    """GEMM + all-scatter by the kernel for Hopper; n columns per rank.  Returns how many elements of C are wrong.
-
-    If `turned`, the operands lie by columns.
-    """
+    """How many elements of C are wrong after GEMM + all-scatter for Hopper; `turned`: operands lie by columns."""
     with Iris("4MiB", device="cpu", backend="gluon") as ctx:
         rank, world = ctx.cur_rank, ctx.num_ranks
         a, slabs = matrix(m, k, 1, k), [matrix(k, n, 2 + r, k) for r in range(world)]
@@ -74,50 +67,28 @@ def scatter_by_core(m, n, k, programs, turned=False):
         return wrong_elements(c, a, torch.cat(slabs, dim=1))
 
 
-# -- tests ------------------------------------------------------------------------------------------------------------
 BF16 = torch.bfloat16
-LARGE = gemm.GemmConfig()
 SMALL = gemm.GemmConfig(block_n=128, parts=1, stages=5)
 product = benchmark().product
 CONFIGS = {
-    "large": LARGE,
+    "large": gemm.GemmConfig(),
     "small": SMALL,
     "tall": gemm.GemmConfig(block_m=256, block_n=128),
     "four warps": gemm.GemmConfig(block_m=64, block_n=128, num_warps=4, parts=1, maxnreg=255),
 }
-
-
-@pytest.fixture(scope="module")
-def example():
-    return all_scatter()
-
-
 STORED = {"rows": (False, False), "B by columns": (False, True), "A by columns": (True, False), "both": (True, True)}
 
 
-def compiled_gemm(config, dtype=BF16, turned=(False, False)):
-    matrix = torch.empty(512, 512, dtype=dtype)
-    example = all_scatter()
-    c = example.describe(matrix, [config.block_m, config.block_n // config.parts])
-    operands = example.operands(config, *(matrix.t() if each else matrix for each in turned))
-    options = {**config.options, "TURNED_A": turned[0], "TURNED_B": turned[1]}
-    return compile_for(product, [*operands, c, 17, 18, 19], options)
-
-
-def spilled_bytes(ptx):
-    said = assembler_says(ptx)
-    counts = re.findall(r"(\d+) bytes spill (?:stores|loads)", said)
-    assert counts, said
-    return sum(map(int, counts))
-
-
-# -- what it compiles to ----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("config", "turned"), [
     pytest.param(CONFIGS[name], STORED[stored], id=f"{name}-{stored}", marks=[pytest.mark.exhaustive] if i % 5 else [])
     for i, (name, stored) in enumerate(itertools.product(CONFIGS, STORED))
 ])  # fmt: skip
 def test_core_for_hopper(config, turned):
-    compiled = compiled_gemm(config, turned=turned)
+    matrix, example = torch.empty(512, 512, dtype=BF16), all_scatter()
+    c = example.describe(matrix, [config.block_m, config.block_n // config.parts])
+    operands = example.operands(config, *(matrix.t() if each else matrix for each in turned))
+    options = {**config.options, "TURNED_A": turned[0], "TURNED_B": turned[1]}
+    compiled = compile_for(product, [*operands, c, 17, 18, 19], options)
     ptx = assembly(compiled)
     per_group = config.block_m // (16 * config.num_warps)  # of 64 rows and 16 columns of A
     assert len(re.findall(r"wgmma\.mma_async", ptx)) == config.block_k // 16 * per_group
@@ -129,11 +100,12 @@ def test_core_for_hopper(config, turned):
     assert "setmaxnreg" in ptx
     assert compiled.metadata.shared <= config.shared_bytes, "the estimate must not be too low"
     assert config.shared_bytes - compiled.metadata.shared < 1024
-    assert spilled_bytes(ptx) == 0
+    assert set(re.findall(r"(\d+) bytes spill (?:stores|loads)", assembler_says(ptx))) == {"0"}
 
 
-def test_a_matrix_of_one_tile(example):
+def test_a_matrix_of_one_tile():
     """Sizes of 1 are no constants."""
+    example = all_scatter()
     c = example.describe(torch.empty(128, 128, dtype=BF16), [128, 128])
     a, b = torch.empty(128, 64, dtype=BF16), torch.empty(64, 128, dtype=BF16)
     assert assembly(compile_for(product, [*example.operands(SMALL, a, b), c, 1, 1, 1], SMALL.options))
@@ -145,7 +117,6 @@ def test_a_matrix_of_one_tile(example):
     assert assembly(compile_for(example.portable, arguments, {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 16}))
 
 
-# -- configurations ---------------------------------------------------------------------------------------------------
 @table("change, text", [
     ({"parts": 3}, "parts must be 1 or 2"),
     ({"block_n": 96}, "block_n 64, 128 or 256"),
@@ -174,7 +145,6 @@ def test_choice_of_what_is_not_given(given, chosen):
     assert (config.block_m, config.block_n, config.block_k, config.stages, config.num_warps) == chosen
 
 
-# -- on the CPU: the executor computes TMA and wgmma -------------------------------------------------------------------
 @pytest.mark.parametrize(("shape", "dtype", "parts", "programs", "stored"), [
     ((64, 64, 64), BF16, 1, 3, "rows"), ((200, 104, 136), torch.float16, 1, 1, "rows"),
     ((200, 104, 136), BF16, 2, 3, "rows"), ((8, 8, 200), torch.float16, 2, 1, "rows"),
@@ -182,7 +152,7 @@ def test_choice_of_what_is_not_given(given, chosen):
 ])  # fmt: skip
 def test_core_on_the_cpu(shape, dtype, parts, programs, stored):
     m, n, k = shape
-    config = gemm.GemmConfig(block_m=64, block_n=64, parts=parts, stages=3, num_warps=4, group=2)
+    config = dataclasses.replace(TINY, parts=parts)
     a, b = matrix(m, k, 1, k, dtype), matrix(k, n, 2, k, dtype)
     a, b = (each.t().contiguous().t() if turn else each for each, turn in zip((a, b), STORED[stored], strict=True))
     c = torch.full((m, n), float("nan"), dtype=dtype)
@@ -195,7 +165,6 @@ def test_all_scatter_by_the_core_on_cpu_ranks(pool, num_ranks, turned):
     assert pool.run(scatter_by_core, num_ranks, 136, 104, 72, 2, turned) == [0] * num_ranks
 
 
-# -- on a GPU ---------------------------------------------------------------------------------------------------------
 @pytest.fixture
 def hopper():
     if torch.cuda.get_device_capability() != (9, 0):

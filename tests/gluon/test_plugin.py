@@ -102,7 +102,6 @@ def test_the_key_of_the_class_depends_on_every_method():
     assert before == IrisDeviceCtx.cache_key
 
 
-# -- iris demo --backend gluon ----------------------------------------------------------------------------------------
 def test_demos_run_on_three_ranks_and_are_right(capsys, forked_ranks):
     assert main(["demo", "--ranks", "3", "--device", "cpu", "--backend", "gluon", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]

@@ -1,7 +1,4 @@
-"""Both allocators on GPUs: the kit, streams and freed blocks, 100,000 cycles, existing tensors, memory pools.
-
-The kit of stacks (tests/gpu) has the device functions on each of them, tests/multirank all types on the default one.
-"""
+"""Both allocators on GPUs: the kit, streams and freed blocks, 100,000 cycles, existing tensors, memory pools."""
 
 import contextlib
 import gc
@@ -70,9 +67,9 @@ def come_and_go(nbytes):
         check(ctx, warm, lambda peer: 0)  # kernels are loaded
         torch.cuda.empty_cache()  # of what earlier jobs have left
         free = free_bytes(ctx)
-        for round_ in range(2):
-            x = ctx.full((nbytes // 4,), 10 * round_ + rank, dtype=I32)
-            check(ctx, x, lambda peer, base=10 * round_: base + peer)
+        for base in (0, 10):
+            x = ctx.full((nbytes // 4,), base + rank, dtype=I32)
+            check(ctx, x, lambda peer, base=base: base + peer)
             push_to(ctx, x, 100 + rank, right)
             check(ctx, x, lambda peer: 100 + (peer - 1) % ctx.num_ranks)
             torch.cuda.empty_cache()
@@ -205,7 +202,6 @@ def open_heap(allocator, size="64MiB", device="cuda"):
     return Iris(size, device=device, allocator=allocator)
 
 
-# -- streams ----------------------------------------------------------------------------------------------------------
 @triton.jit
 def hold(gate, most):
     """Keep a stream busy until the gate is open."""
@@ -252,19 +248,11 @@ def write_late(ctx, x, value, side, peer=None, busy=sleep_on_gpu):
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         busy()
-        if peer is None:
-            x.fill_(value)
-        else:
-            push_to(ctx, x, value, peer)
+        x.fill_(value) if peer is None else push_to(ctx, x, value, peer)
 
 
 def reuse_alone(allocator):
-    """A rank alone frees a block that another stream is going to write to, and allocates it again.
-
-    Returns:
-        Whether it was the same block, whether the new content is whole, and whether the host had it while the other
-        stream was still held.
-    """
+    """Whether a block that another stream writes to is the same again, whether it is whole, and there at once."""
     with open_heap(allocator) as ctx:
         side, held = torch.cuda.Stream(), Held()
         x = ctx.zeros(NUMEL, dtype=I32)
@@ -282,12 +270,7 @@ def reuse_alone(allocator):
 
 
 def reuse_among_ranks(allocator, dropped):
-    """The last rank writes late to the next rank's copy of a block that all have freed, or dropped.
-
-    Returns:
-        Offsets of the block, of one allocated after a barrier of the current stream, and of one allocated after a
-        barrier of the device.
-    """
+    """Offsets of a block that is still written to, of one after a stream's barrier, and of one after the device's."""
     with open_heap(allocator) as ctx:
         rank, last = ctx.cur_rank, ctx.num_ranks - 1
         side, held = torch.cuda.Stream(), Held()
@@ -354,16 +337,10 @@ def capture(allocator):
         del graph
 
 
-# -- many cycles ------------------------------------------------------------------------------------------------------
 def many_cycles(allocator, cycles):
-    """Allocate and free again and again: sizes that change, two streams, drops, a barrier now and then.
-
-    Returns:
-        What the figures, the GPU's free memory and the descriptors say afterwards against before.
-    """
+    """Figures before and after many allocations, drops and barriers on two streams, and what is taken and left open."""
     with open_heap(allocator) as ctx:
-        side = torch.cuda.Stream()
-        main = torch.cuda.current_stream()
+        side, main = torch.cuda.Stream(), torch.cuda.current_stream()
 
         def run(count):
             for k in range(count):
@@ -392,7 +369,6 @@ def many_cycles(allocator, cycles):
         return before, figures(), free - free_bytes(ctx), descriptors() - open_before
 
 
-# -- torch's settings -------------------------------------------------------------------------------------------------
 def is_expandable(tensor):
     """Whether torch has put a tensor into an expandable segment."""
     ptr = tensor.data_ptr()
@@ -405,11 +381,7 @@ def settings_now():
 
 
 def with_expandable_segments(set_here):
-    """Use a heap of "torch" while torch's expandable segments are on.
-
-    Args:
-        set_here: switch them on and off here; if not, the environment of the process has done so.
-    """
+    """Use a heap of "torch" in expandable segments, which are switched on here or by the environment."""
     torch.cuda.empty_cache()
     if set_here:
         torch._C._accelerator_setAllocatorSettings(EXPANDABLE)
@@ -447,7 +419,6 @@ def share_a_gpu(allocator):
         check(ctx, x, lambda peer: 50 + (peer - 1) % ctx.num_ranks)
 
 
-# -- tests -------------------------------------------------------------------------------------------------------------
 BOTH = pytest.mark.parametrize("allocator", ["torch", "vmem"])
 SLACK = 300 * MIB  # granules of up to 64 MiB, code that the driver loads late, torch's own small segments
 
@@ -467,7 +438,6 @@ class TestVmemAllocator(AllocatorConformance):
     num_cycles = 20
 
 
-# -- streams ----------------------------------------------------------------------------------------------------------
 @pytest.mark.gpu
 @BOTH
 def test_a_block_is_not_overwritten_by_a_stream_that_had_it(pool, allocator):
@@ -498,7 +468,6 @@ def test_under_pressure_and_in_captures(pool, allocator, job, num_ranks):
     assert pool.run(job, num_ranks, allocator) == [None] * num_ranks
 
 
-# -- memory -----------------------------------------------------------------------------------------------------------
 @pytest.mark.alone
 @pytest.mark.multigpu
 @pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])
@@ -534,7 +503,6 @@ def test_ranks_may_share_a_gpu(pool, allocator):
     assert pool.run(share_a_gpu, 2, allocator) == [None] * 2
 
 
-# -- existing tensors, memory pools, torch's expandable segments ------------------------------------------------------
 @pytest.mark.alone
 @pytest.mark.multigpu
 @pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])

@@ -72,14 +72,12 @@ def passes(device, group, case, turns, gone=()):
                 if counts[number] != len(wanted) or end - begin != len(wanted):
                     wrong.append((turn, "counts", number, counts.tolist(), state.offsets.tolist(), len(wanted)))
                     continue
-                if wanted:
-                    there = torch.stack([members[m].x[t].float() for m, t in wanted])
-                    if not torch.equal(rows[begin:end].float().cpu(), there):
-                        wrong.append((turn, "rows", number))
-                    if scales:
-                        there = torch.stack([members[m].scales[t] for m, t in wanted])
-                        if not torch.equal(state.scales_of_rows[begin:end].cpu(), there):
-                            wrong.append((turn, "scales", number))
+                there = {"rows": ([members[m].x[t].float() for m, t in wanted], rows)}
+                if scales:
+                    there["scales"] = [members[m].scales[t] for m, t in wanted], state.scales_of_rows
+                for name, (parts, found) in there.items():
+                    if wanted and not torch.equal(found[begin:end].float().cpu(), torch.stack(parts)):
+                        wrong.append((turn, name, number))
                 y[begin:end] = rows[begin:end].float() * (me * block + number + 1)
             out = experts.combine(y, state)
             factor = (mine.chosen + 1).float() * (mine.weights if turn % 3 else 1)  # 0 for no choice
@@ -90,10 +88,7 @@ def passes(device, group, case, turns, gone=()):
 
 
 def reference(members, factors, grads):
-    """Gradients by torch on one process: of each member's x and weights, and of all experts' factors.
-
-    Expert e multiplies by row e of the factors, twice: a second layer takes the first one's sums.
-    """
+    """Gradients by torch of each member's x and weights, and of the factors, by which experts multiply twice."""
     whole = factors.clone().requires_grad_()
     found = []
     for each, grad in zip(members, grads, strict=True):
@@ -108,10 +103,7 @@ def reference(members, factors, grads):
 
 
 def differentiates(device, group, case, turns):
-    """What is wrong with gradients of two layers that share a group, on exact data, where ranks are late at random.
-
-    In each turn one member needs none.
-    """
+    """What is wrong with gradients of two layers of a group; ranks are late, and in each turn one needs none."""
     wrong = []
     with Iris("64MiB", device=device) as ctx:
         me, size, late = place_in(ctx, group)
@@ -185,7 +177,7 @@ def keeps(device, turns=0):
 
 def refused():
     with Iris("16MiB", device="cpu") as ctx:
-        make = ctx.ops.experts
+        make, ring = ctx.ops.experts, ctx.ops.ring_attention
         wrong = unlike(
             ("ArgumentError: .*no multiple of 16 bytes", lambda: make(4, 5, 2, top_k=1)),
             ("ArgumentError: .*make no layer", lambda: make(4, 16, 2, top_k=3)),
@@ -194,16 +186,12 @@ def refused():
             ("ArgumentError: experts: max_tokens must be a whole number, not 4.0", lambda: make(8 / 2, 16, 2, top_k=1)),
             ("ArgumentError: .*max_tokens", lambda: make([4, torch.tensor(4)][ctx.cur_rank], 16, 2, top_k=1)),
             ("ArgumentError: .*dtype must be a torch.dtype", lambda: make(4, 16, 2, top_k=1, dtype="bf16")),
-            (
-                "ArgumentError: .*scale must be",
-                lambda: ctx.ops.ring_attention(2, 1, 8, 16, dtype=torch.float32, scale="x"),
-            ),
+            ("ArgumentError: .*scale must be", lambda: ring(2, 1, 8, 16, dtype=torch.float32, scale="x")),
             ("UnsupportedError", lambda: make(1 << 20, 1 << 16, 2, top_k=1)),
         )
-        uneven, three = make(4, 16, 3, top_k=1, dtype=torch.float32), torch.full((1, 1), 3)
-        wrong += unlike(
-            ("AssertionError: .*expert that there is not", lambda: uneven.dispatch(torch.ones(1, 16), three))
-        )
+        uneven, rows = make(4, 16, 3, top_k=1, dtype=torch.float32), torch.ones(1, 16)
+        none = "AssertionError: .*expert that there is not"
+        wrong += unlike((none, lambda: uneven.dispatch(rows, torch.full((1, 1), 3))))
         group, small = make(4, 16, 2, top_k=1), make(4, 16, 2, top_k=1, result=torch.float32)
         x, chosen = torch.ones(2, 16, dtype=torch.bfloat16), torch.zeros(2, 1, dtype=torch.int64)
         double = ExpertParallel(group, lambda rows, counts, offsets: 2 * rows)  # a layer without weights

@@ -1,7 +1,7 @@
 """Rank jobs: the algorithms for Hopper, on GPUs, and on CPU ranks where the executor computes TMA and wgmma."""
 
-import functools
 import itertools
+from functools import partial
 
 import torch
 from jobs_ccl import run_cases
@@ -14,7 +14,6 @@ from iris_core.ops import FusedConfig
 F8 = torch.float8_e4m3fn
 TINY = {"block_size_m": 64, "block_size_n": 64, "num_warps": 4, "num_stages": 3}
 """Tiles that the executor computes in a moment; on GPUs the choice is the library's."""
-
 
 ALGORITHMS = (
     ("matmul_reduce_scatter", "hopper_push", None),
@@ -30,9 +29,8 @@ def cases(on_cpu):
     shape = (128, 72, 80) if on_cpu else (512, 776, 520)
     turned = (72, 72, 40) if on_cpu else (392, 776, 520)  # columns of A are multiples of 16 bytes, too
     forms = ("heap", "ordinary", ""), ("transposed", "heap", "columns"), ("ordinary", "gaps", "rows")
-    for (number, (op, algorithm, dim)), (i, (place, out_place, bias)) in itertools.product(
-        enumerate(ALGORITHMS), enumerate(forms)
-    ):
+    pairs = itertools.product(enumerate(ALGORITHMS), enumerate(forms))
+    for (number, (op, algorithm, dim)), (i, (place, out_place, bias)) in pairs:
         if on_cpu and i == number:
             continue
         config = {**several, "chunk_size": (3, 1, 100)[i]} if number == 0 else several  # of 2 or 4 tiles of an owner
@@ -40,9 +38,9 @@ def cases(on_cpu):
         how = {"place": place, "out_place": out_place, "bias": bias, "dim": 0 if (number, i) == (1, 0) else dim}
         dtype = ("bfloat16", "float16")[i % 2 if number == 0 else 0]
         yield Case(op, algorithm, turned if number == 1 else shape, dtype, config=config, **how)
-    for (number, (op, algorithm, dim)), (i, (scales, bias)) in itertools.product(
-        enumerate(ALGORITHMS), enumerate((("rows", "columns"), ("blocks", ""), ("", "rows")))
-    ):
+    scaled = ("rows", "columns"), ("blocks", ""), ("", "rows")
+    pairs = itertools.product(enumerate(ALGORITHMS), enumerate(scaled))
+    for (number, (op, algorithm, dim)), (i, (scales, bias)) in pairs:
         if on_cpu and i == 2 - number:
             continue
         dtypes = (("float8_e4m3fn", "bfloat16"), ("float8_e5m2", "float16"))[(number + i) % 2]
@@ -88,9 +86,7 @@ def refused(device):
             return FusedConfig(algorithm=algorithm, **(TINY | more))
 
         push, fetch = of("hopper_push"), of("hopper_copy_engine_push")
-        gather, scatter = (
-            functools.partial(op, config=push) for op in (ops.matmul_all_gather, ops.matmul_reduce_scatter)
-        )
+        gather, scatter = (partial(op, config=push) for op in (ops.matmul_all_gather, ops.matmul_reduce_scatter))
         out, a, wide = make(64 * size, 64), make(64, 64), make(64, 128)
         floats = [make(rows, 64, dtype=torch.float32) for rows in (64 * size, 64, 64)]
         tma, narrow = "UnsupportedError: .*TMA needs dense rows", make(1, 64).expand(64, 64)

@@ -80,27 +80,24 @@ def call(ctx, case, tensors, group=None, _members=None, async_op=False):
 
 
 def verify(case, tensors, wanted, what=""):
-    wrong, (stream, norm) = [], wanted
-    if not torch.equal(tensors.residual.cpu().double(), stream):
-        wrong.append((case, what, "residual"))
-    if not torch.equal(tensors.x.cpu().double(), tensors.parts[tensors.rank].double()):
-        wrong.append((case, what, "x was changed"))
+    stream, norm = wanted
     got = tensors.out.cpu().double()
     most = norm.abs().amax(-1, keepdim=True)
+    right = {
+        "residual": torch.equal(tensors.residual.cpu().double(), stream),
+        "x": torch.equal(tensors.x.cpu().double(), tensors.parts[tensors.rank].double()),
+    }
     if case.out:
-        largest = torch.finfo(getattr(torch, case.out)).max
         scales = tensors.scales.cpu().double()[..., None]
-        if not torch.allclose(scales, most / largest, rtol=1e-5, atol=0):
-            wrong.append((case, what, "scales"))
+        largest = torch.finfo(getattr(torch, case.out)).max
+        right["scales"] = torch.allclose(scales, most / largest, rtol=1e-5, atol=0)
         got = got * scales
     error = ((got - norm).abs() / most.clamp(min=1e-30)).max().item() if norm.numel() else 0.0
-    if not error <= tolerance(case):
-        wrong.append((case, what, error))
-    return wrong
+    right[f"error {error}"] = error <= tolerance(case)
+    return [(case, what, name) for name, holds in right.items() if not holds]
 
 
 run_cases = functools.partial(jobs_ccl.run_cases, packets=True, handles=True)
-"""What is wrong with calls, which other modules make by this name."""
 
 
 def same_bits(device):

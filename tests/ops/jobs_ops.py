@@ -14,11 +14,9 @@ class Tensors:
     """Tensors of a rank where a case wants them; made in the same order on every rank."""
 
     def __init__(self, ctx, case, rank, size):
-        self.case, self.rank, self.size = case, rank, size
-        self._ctx = ctx
+        self.case, self.rank, self.size, self._ctx = case, rank, size, ctx
         shapes = case.shapes(size)
-        dtype = getattr(torch, case.dtype)
-        out_dtype = getattr(torch, case.out_dtype or case.dtype)
+        dtype, out_dtype = (getattr(torch, name) for name in (case.dtype, case.out_dtype or case.dtype))
         places = ("heap", "transposed") if case.place == "inner" else (case.place, case.place)
         self.a, self.b = (self._make(place, shape, dtype) for place, shape in zip(places, shapes[:2], strict=True))
         self.out = self._make(case.out_place, shapes[2], out_dtype)
@@ -38,19 +36,14 @@ class Tensors:
         return torch.empty((*shape, 2) if strided else shape, device=self._ctx.device)[..., 0 if strided else ...]
 
     def _make(self, place, shape, dtype):
-        rows, columns = shape
+        (rows, columns), first = shape, 3 if place == "skewed" else 0
+        width = 2 * math.ceil(columns / 16) * 16 if place == "gaps" else columns
         make = self._ctx.empty if place != "ordinary" else torch.empty
+        nbytes = (first + rows * width) * dtype.itemsize
+        flat = make(nbytes, dtype=torch.uint8, device=self._ctx.device).view(dtype)[first:]
         if place == "transposed":
-            return self._raw(make, rows * columns, dtype).view(columns, rows).t()
-        if place == "gaps":
-            width = 2 * math.ceil(columns / 16) * 16
-            return self._raw(make, rows * width, dtype).view(rows, width)[:, :columns]
-        if place == "skewed":
-            return self._raw(make, rows * columns + 3, dtype)[3:].view(rows, columns)
-        return self._raw(make, rows * columns, dtype).view(rows, columns)
-
-    def _raw(self, make, count, dtype):
-        return make(count * dtype.itemsize, dtype=torch.uint8, device=self._ctx.device).view(dtype)
+            return flat.view(columns, rows).t()
+        return flat.view(rows, width)[:, :columns]
 
     def fill(self, turn):
         """New data in the operands, something else in the output; returns the turn."""

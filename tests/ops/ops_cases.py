@@ -7,12 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 OPS = ("matmul_all_reduce", "all_gather_matmul", "matmul_all_gather", "matmul_reduce_scatter")
-FUSED = {
-    "matmul_all_reduce": ("two_shot",),
-    "all_gather_matmul": ("fetch",),
-    "matmul_all_gather": ("push",),
-    "matmul_reduce_scatter": ("push",),
-}
+FUSED = dict(zip(OPS, ("two_shot", "fetch", "push", "push"), strict=True))
 PLACES = ("heap", "ordinary", "transposed", "gaps", "skewed")
 """Where tensors lie: on the heap; off it; with columns one behind the other; with gaps between rows; aligned to
 elements only."""
@@ -74,7 +69,7 @@ def dims(op):
 
 def algorithms(op, size):
     """Algorithms that serve so many ranks."""
-    return ("unfused", *FUSED[op]) if size > 1 else ("unfused", None)
+    return ("unfused", FUSED[op] if size > 1 else None)
 
 
 def kinds(size):
@@ -154,7 +149,7 @@ def scaled_cases(size):
             how = {"scales": scales, "bias": ("", "columns", "rows")[turn % 3], "dim": dim}
             how["place"], how["out_place"] = ("gaps", "ordinary", "heap", "inner")[turn % 4], PLACES[turn % 5]
             dtypes = (("float8_e4m3fn", "bfloat16"), ("float8_e5m2", "float32"))[number % 2]
-            yield Case(op, algorithm, (18, 140, 150), *dtypes, **how, config=config if algorithm in FUSED[op] else {})
+            yield Case(op, algorithm, (18, 140, 150), *dtypes, **how, config=config if algorithm == FUSED[op] else {})
     for op, algorithm in (("all_gather_matmul", "copy_engine_push"), *((op, "copy_engine") for op in OPS[::3])):
         for scales, bias, place in (("rows", "rows", "gaps"), ("blocks", "", "heap"), ("blocks", "columns", "inner")):
             how = {"dim": dims(op)[0], "scales": scales, "bias": bias, "place": place}
@@ -197,9 +192,8 @@ def operand(case, rank, size, which, turn=0):
 def owned_tiles(case, rank, size):
     """Mask of a rank's elements in the layout of tiles."""
     config = {"block_size_m": 256, "block_size_n": 64, "group_size_m": 1} | case.config
-    return tiles_of(
-        case.shapes(size)[2], *map(config.get, ("block_size_m", "block_size_n", "group_size_m")), rank, size
-    )
+    blocks = (config[name] for name in ("block_size_m", "block_size_n", "group_size_m"))
+    return tiles_of(case.shapes(size)[2], *blocks, rank, size)
 
 
 def tiles_of(shape, high, wide, group, rank, size, in_turn=False):
@@ -252,15 +246,7 @@ EXACT = {"float32": 2**24, "float16": 2**11, "bfloat16": 2**8}
 
 
 def tolerance(case, made_of, size, turn, on_gpu):
-    """How far each element may be from the right one.
-
-    Args:
-        case: the call.
-        made_of: sums of absolute values, as `expected` returns them.
-        size: number of ranks.
-        turn: of the data.
-        on_gpu: whether a GPU has computed.
-    """
+    """How far each element may be from the right one; `made_of` are the sums of absolute values of `expected`."""
     out = case.out_dtype or case.dtype
     if is_exact(turn):
         assert float(made_of.max()) <= EXACT[out], f"{case}: data is not exact"

@@ -103,14 +103,6 @@ def test_the_nearest_shape(tmp_path):
     assert place_of(replace(REQUEST, op="matmul_all_reduce", reach_out=False)) == "ordinary"
 
 
-def layer_request(op, dim, m, n, k, size):
-    """A call of a divided layer, as `FusedSample.of_layer` divides it."""
-    sample = FusedSample.of_layer(op, dim, torch.bfloat16, 0, size, (m, n, k))
-    options = {**REQUEST.options, "gather_dim": dim}
-    m, n, k = sample.shape
-    return replace(REQUEST, op=op, m=m, n=n, k=k, members=tuple(range(size)), options=options, processors=132)
-
-
 def test_times_do_not_choose_where_bits_are_promised(tmp_path):
     known = [Unfused(REQUEST.op) for _ in range(3)]
     for number, each in enumerate(known):
@@ -249,8 +241,11 @@ def test_calls_that_take_the_host_longer_than_the_device(tmp_path):
     ]
     write_table(tmp_path / "table.json", "GPU", 8, [], rows)
     chooser = Chooser(offered, Tables(tmp_path, [], "GPU"), ())
+    options = {**REQUEST.options, "gather_dim": 0}
+    gathers = replace(REQUEST, op="all_gather_matmul", options=options, processors=132)
     for (m, n, k), name, in_graphs in (((512, 7168, 4096), "fetch", ("host_bound", {})), (LARGE, "host_bound", None)):
-        request = layer_request("all_gather_matmul", 0, m, n * 8, k, 8)
+        m, n, k = FusedSample.of_layer("all_gather_matmul", 0, torch.bfloat16, 0, 8, (m, n * 8, k)).shape
+        request = replace(gathers, m=m, n=n, k=k)
         choice = chooser.choose(request, None)
         assert (choice.name, choice.in_graphs) == (name, in_graphs)
         assert ("300.0 us of the CPU" in str(chooser.explain(request, None))) is (name == "fetch")

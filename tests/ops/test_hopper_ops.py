@@ -22,9 +22,7 @@ from iris_triton.testing.compile_only import assembly, compile_for
 BF16, I32, I64 = torch.bfloat16, torch.int32, torch.int64
 F8, F32 = torch.float8_e4m3fn, torch.float32
 END = (0, 1 << 40)  # timeout, status
-SCALES = {
-    "none": (None, None, 0, 0, 0, 0), "rows": (F32, F32, 1, 0, 0, 1), "blocks": (F32, F32, 32, 1, 1, 32)
-}  # fmt: skip
+SCALES = {"none": (None, None, 0, 0, 0, 0), "rows": (F32, F32, 1, 0, 0, 1), "blocks": (F32, F32, 32, 1, 1, 32)}
 """Arguments of scales and their strides."""
 
 
@@ -40,7 +38,6 @@ def test_refused_calls(pool, num_ranks, device):
     assert pool.run(refused, num_ranks, device) == [[]] * num_ranks
 
 
-# -- many calls -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.multigpu(4))])
 def test_back_to_back_with_changing_data(pool, num_ranks, device):
     """All algorithms share memory, words and barriers; some ranks are late."""
@@ -62,12 +59,10 @@ def test_replays_with_changing_data(pool, num_ranks):
 @pytest.mark.multigpu
 @pytest.mark.parametrize("num_ranks", [4])
 def test_groups_of_any_ranks_in_any_order(pool, num_ranks):
-    cases = list(one_of_each(False))
-    sets = [[3, 1], [2, 0, 3], [1, 3, 0, 2]]
-    assert pool.run(in_groups, num_ranks, "cuda", sets, 0, cases, None, "gluon") == [[]] * num_ranks
+    how = [[3, 1], [2, 0, 3], [1, 3, 0, 2]], 0, list(one_of_each(False)), None, "gluon"
+    assert pool.run(in_groups, num_ranks, "cuda", *how) == [[]] * num_ranks
 
 
-# -- compiled ---------------------------------------------------------------------------------------------------------
 KERNELS = {
     "push": (push_product, (BF16, BF16, BF16, BF16, I64, I64, 1, 1, 1000, 8192, 4096, 4096, 8192, 8192, 1, 8, 32, 64,
                             *END), {"DIM": 1, "BIAS": "columns"}),
@@ -79,7 +74,6 @@ KERNELS = {
 
 
 def compiled(name, config, *, turned=False, scales="none", eight_bits=False, **more):
-    """A kernel for Hopper with a core; `turned`: operands by columns."""
     kernel, arguments, constants = KERNELS[name]
     gathers = name == "gather"
     if eight_bits:
@@ -95,7 +89,6 @@ def compiled(name, config, *, turned=False, scales="none", eight_bits=False, **m
 _OF_A_QUARTER = 512 * 32
 """Registers of each quarter of a multiprocessor, which takes every fourth warp."""
 
-
 SMALL = GemmConfig(block_n=128, parts=1, stages=5)
 LOW = GemmConfig(block_m=64, block_n=128, parts=1, stages=5, num_warps=4, maxnreg=255)
 FORMS = {
@@ -106,19 +99,13 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "config", "turned"),
-    [  # each form of the core with one kernel
-        pytest.param(
-            name, *FORMS[form], id=f"{form}-{name}", marks=[pytest.mark.exhaustive] * ((i + j) % len(KERNELS) != 2)
-        )
-        for i, form in enumerate(FORMS)
-        for j, name in enumerate(KERNELS)
-    ],
-)
-def test_assembly(name, config, turned):
+@pytest.mark.parametrize(("form", "name"), [  # each form of the core with one kernel
+    pytest.param(form, name, marks=[pytest.mark.exhaustive] * ((i + j) % len(KERNELS) != 2))
+    for i, form in enumerate(FORMS) for j, name in enumerate(KERNELS)
+])  # fmt: skip
+def test_assembly(name, form):
     """A product that gathers leaves room for the barrier beside it."""
-    gathers = name == "gather"
+    (config, turned), gathers = FORMS[form], name == "gather"
     made = compiled(name, config, turned=turned, **({"maxnreg": _BESIDE_BARRIER[config.maxnreg]} if gathers else {}))
     text = assembly(made)
     assert made.metadata.shared <= 227 * 1024
@@ -161,7 +148,6 @@ def test_products_of_8_bit_floats(name, form):
     assert "serialized" not in assembler_says(assembly(made))
 
 
-# -- what `iris tune` measures ----------------------------------------------------------------------------------------
 GATHERS, SCATTERS = "all_gather_matmul", "matmul_reduce_scatter"
 OPS = (SCATTERS, "matmul_all_gather", GATHERS)
 

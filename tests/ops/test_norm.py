@@ -31,18 +31,15 @@ def cases():
     yield Case("unfused", (2, 3, 40), "float32", out="float8_e4m3fn")
 
 
-@pytest.mark.parametrize(
-    ("num_ranks", "group"),
-    [
-        (1, None), pytest.param(2, None, marks=pytest.mark.exhaustive(device="cpu")), (3, None), (4, [3, 1, 0]),
-        pytest.param(4, None, marks=pytest.mark.exhaustive),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("num_ranks", "group"), [
+    (1, None), pytest.param(2, None, marks=pytest.mark.exhaustive(device="cpu")), (3, None), (4, [3, 1, 0]),
+    pytest.param(4, None, marks=pytest.mark.exhaustive),
+])  # fmt: skip
 def test_results(pool, some, device, num_ranks, group):
     every = [case for case in cases() if num_ranks > 1 or case.algorithm in ("", "unfused")]
-    turns = 2
-    if device == "cpu":  # some once, and others in a group
-        every, turns = (some(every, 5, 1), 2) if group else (some(every, 2 if num_ranks > 1 else 1), 1)
+    turns = 2 if group or device != "cpu" else 1
+    if device == "cpu":  # others in a group
+        every = some(every, 5, 1) if group else some(every, 2 if num_ranks > 1 else 1)
     assert pool.run(jobs.run_cases, num_ranks, device, every, turns, group) == [[]] * num_ranks
 
 

@@ -25,7 +25,6 @@ ENGINES = {
 
 SHAPES = ((1, 3, 5), (17, 20, 33), (33, 40, 16))
 
-
 IN_GROUPS = (
     Case("all_gather_matmul", "copy_engine_push", (6, 20, 17), dim=0, bias="columns"),
     Case("matmul_reduce_scatter", "copy_engine", (6, 20, 17), bias="rows"),
@@ -48,8 +47,7 @@ def random_case(generator, size):
 
 
 def workspaces(device):
-    """A workspace knows its last call, is used again, and lets go of what it has: the names of what does not hold."""
-    said = {}
+    """A workspace knows its last call, is used again, and lets go of what it has."""
     with Iris("8MiB", device=device) as ctx:
         case = Case("all_gather_matmul", "fetch" if ctx.num_ranks > 1 else "unfused", (20, 24, 32), dim=0)
         other, mine = Case("matmul_all_reduce", "unfused", (4, 4, 4)), FusedWorkspace()
@@ -57,35 +55,35 @@ def workspaces(device):
         operands = tensors.out, tensors.a, tensors.b, None, FusedConfig(algorithm=case.algorithm), mine
         prepared = ctx.ops.all_gather_matmul_preamble(*operands, gather_dim=0)
 
-        def matches():
-            return mine.matches(case.op, (20 * ctx.num_ranks, 24, 32), torch.float32, ctx.num_ranks)
-
-        said["preamble"] = prepared is mine and matches()
+        called = case.op, (20 * ctx.num_ranks, 24, 32), torch.float32, ctx.num_ranks
+        assert prepared is mine
+        assert mine.matches(*called)
         plan = next(iter(mine.calls.values())).plan
         for turn in range(3):
             tensors.fill(turn)
-            returned = call(ctx, case, tensors, workspace=mine)
-            said[f"right {turn}"] = returned is mine and not verify(case, tensors, turn)
-        said["planned once"] = len(mine.calls) == 1 and next(iter(mine.calls.values())).plan is plan
-        said["memory"] = mine.aux_buffer is not None and (mine.locks is not None) == (case.algorithm == "fetch")
+            assert call(ctx, case, tensors, workspace=mine) is mine
+            assert verify(case, tensors, turn) == []
+        (kept,) = mine.calls.values()
+        assert kept.plan is plan
+        assert (mine.aux_buffer is not None, mine.locks is not None) == (True, case.algorithm == "fetch")
         others.fill(0)
         call(ctx, other, others, workspace=mine)
-        said["another"] = mine.operation == "matmul_all_reduce" and len(mine.calls) == 2 and not matches()
+        assert (mine.operation, len(mine.calls), mine.matches(*called)) == ("matmul_all_reduce", 2, False)
         own = call(ctx, other, others)
-        said["own"] = own is not mine and own is call(ctx, other, others) and own.variant == "unfused"
+        assert own is call(ctx, other, others) is not mine
+        assert own.variant == "unfused"
         with Iris("1MiB", device=device) as second:
             of_another = unlike((".*plans of another context", lambda: call(second, other, others, workspace=mine)))
             mine.reset()
             call(second, other, others, workspace=mine)
-            said["of another context"] = not of_another + verify(other, others) and len(mine.calls) == 1
+            assert (of_another, verify(other, others), len(mine.calls)) == ([], [], 1)
             second.barrier()
-        said["closed with it"] = not mine.calls and not mine.prepared and mine.owner is None
+        assert (bool(mine.calls), bool(mine.prepared), mine.owner) == (False, False, None)
         tensors.fill(5)
         call(ctx, case, tensors, workspace=mine)
-        said["again"] = verify(case, tensors, 5) == []
+        assert verify(case, tensors, 5) == []
         ctx.barrier()
-    said["after close"] = not unlike((".*closed", lambda: call(ctx, case, tensors, workspace=mine)))
-    return [name for name, holds in said.items() if not holds]
+    assert unlike((".*closed", lambda: call(ctx, case, tensors, workspace=mine))) == []
 
 
 def without_gradients(device):
@@ -108,10 +106,7 @@ def without_gradients(device):
 
 
 def without_room(device, deterministic):
-    """A large product on a small heap: the library takes what needs less, a named algorithm says so.
-
-    In a `deterministic` context, what needs less has other bits.
-    """
+    """A product too large for the heap: the library takes what needs less and has the same bits, if anything."""
     with Iris("1MiB", device=device, deterministic=deterministic) as ctx:
         a, b = torch.ones(1024, 8, device=ctx.device), torch.ones(8, 4096, device=ctx.device)
         out = torch.zeros(1024, 4096, device=ctx.device)
@@ -207,7 +202,6 @@ def refused(device):
     return wrong + unlike(("HeapClosedError", lambda: reduce(a, b))), said
 
 
-# -- tests -------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("num_ranks", [4])
 def test_groups_of_any_ranks_in_any_order(pool, num_ranks, device):
     how = [[3, 1], [2, 0, 3], [2], [1, 3, 0, 2]], 4, IN_GROUPS, random_case, "triton"
@@ -222,20 +216,12 @@ def test_back_to_back_with_changing_data(pool, num_ranks, device):
     assert pool.run(job, num_ranks, device, calls, 12, timeout_s=300.0) == [[]] * num_ranks
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
-def test_products_of_parameters_in_no_grad(pool, num_ranks, device):
-    assert pool.run(without_gradients, num_ranks, device) == [None] * num_ranks
-
-
-@pytest.mark.parametrize("num_ranks", [1, 2])
-def test_workspaces(pool, num_ranks, device):
-    assert pool.run(workspaces, num_ranks, device) == [[]] * num_ranks
-
-
-@pytest.mark.parametrize("num_ranks", [2])
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_without_room(pool, num_ranks, device, deterministic):
-    assert pool.run(without_room, num_ranks, device, deterministic) == [None] * num_ranks
+@pytest.mark.parametrize(("job", "num_ranks", "args"), [
+    *((job, n, ()) for job in (without_gradients, workspaces) for n in (1, 2)),
+    *((without_room, 2, (deterministic,)) for deterministic in (False, True)),
+])  # fmt: skip
+def test_no_grad_workspaces_and_little_room(pool, job, num_ranks, device, args):
+    assert pool.run(job, num_ranks, device, *args) == [None] * num_ranks
 
 
 @pytest.mark.parametrize("num_ranks", [2])

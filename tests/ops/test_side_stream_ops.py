@@ -22,7 +22,7 @@ class Streams:
 
     def __init__(self, patch):
         self.log = []
-        self.main, self.second = self._stream("main"), self._stream("side")
+        self.main, self.second = (SimpleNamespace(name=n, device="cuda:0", device_index=0) for n in ("main", "side"))
         real = copy_engine_product.multiply
 
         def multiply(left, *rest):
@@ -36,14 +36,8 @@ class Streams:
         patch.setattr(copy_engine_product, "multiply", multiply)
         self.side = Side(self.kernel("waits for all"), self._copy, self._write, int, SideStream(0), self.second, RAW)
 
-    @staticmethod
-    def _stream(name):
-        return SimpleNamespace(name=name, device="cuda:0", device_index=0)
-
     def event(self, name):
-        def does(what):
-            return lambda stream: self.log.append((stream.name, what, name))
-
+        does = lambda what: lambda stream: self.log.append((stream.name, what, name))
         return SimpleNamespace(name=name, record=does("records"), wait=does("waits for"))
 
     def kernel(self, what):

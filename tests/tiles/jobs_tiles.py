@@ -8,11 +8,10 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
-from jobs_common import environment
+from jobs_common import environment, said_by
 
 import iris_gluon
 from iris_core import Iris
-from iris_core.errors import DeviceTimeoutError
 from iris_triton import DeviceContext, x
 from iris_triton.language.sync import gather_stores
 from iris_triton.testing.languages import in_gluon, open_context
@@ -29,7 +28,6 @@ MOVES = ("all_gather_rows", "all_gather_columns", "all_to_all", "gather")
 OPS = (*WITH_LOCKS, *ADDING, *MOVES)
 
 
-# -- kernels ----------------------------------------------------------------------------------------------------------
 @triton.constexpr_function
 def default_layout(shape, vector):
     """Triton's tiles have no layout; kernels in Gluon have another function in place of this one."""
@@ -117,25 +115,15 @@ KERNELS = {
 }
 
 
-# -- a case -----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Case:
-    """One collective, launched `LAUNCHES` times in a row.
-
-    Attributes:
-        op: see OPS.
-        dtype: of the data and, if the others are empty, of everything.
-        form: where the parts are, see `run_triton`.
-        strided: tensors are every second column of wider ones, transposed in memory.
-        in_place: dst is src.
-        src_dtype, dst_dtype: where they differ.
-    """
+    """One collective, launched `LAUNCHES` times in a row."""
 
     op: str
-    dtype: str
-    form: str = "tile"
-    strided: bool = False
-    in_place: bool = False
+    dtype: str  # of the data and, if the others are empty, of everything
+    form: str = "tile"  # where the parts are, see `run`
+    strided: bool = False  # tensors are every second column of wider ones, transposed in memory
+    in_place: bool = False  # dst is src
     src_dtype: str = ""
     dst_dtype: str = ""
 
@@ -144,10 +132,8 @@ class Matrix:
     """A symmetric matrix with a margin that nobody may touch."""
 
     def __init__(self, ctx, rows, columns, dtype, strided):
-        self.whole = ctx.empty(2 * columns + 1, rows + 1, dtype=dtype) if strided else ctx.empty(
-            rows + 1, columns + 3, dtype=dtype
-        )  # fmt: skip
-        self.inner = self.whole[::2, :].t()[:rows, :columns] if strided else self.whole[:rows, :columns]
+        self.whole = ctx.empty(*((2 * columns + 1, rows + 1) if strided else (rows + 1, columns + 3)), dtype=dtype)
+        self.inner = (self.whole[::2, :].t() if strided else self.whole)[:rows, :columns]
         self.whole.fill_(SENTINEL)
 
     def margin_is_whole(self):
@@ -159,10 +145,7 @@ class Matrix:
 
 
 def sizes(case, world):
-    """Rows and columns of a rank's part, and of dst; odd, and in fewer tiles for more ranks.
-
-    What is gathered the ranks do not divide: the last parts are shorter, or empty.
-    """
+    """Rows and columns of a part and of dst; odd, in fewer tiles for more ranks; what is gathered is not divided."""
     m, n = {1: (9, 19), 2: (9, 19), 3: (9, 13)}.get(world, (5, 19))
     if case.op == "all_to_all":
         return m, 7 * world, m, 7 * world
@@ -195,29 +178,21 @@ def owned(shape, world, rank):
 
 
 def expected(case, parts, rank, before):
-    """The exact result, or None where the order of additions is not fixed; and the result in float64.
-
-    Args:
-        case: the case.
-        parts: of all ranks.
-        rank: who gets the result.
-        before: what is where no result is stored.
-    """
+    """The exact result or None where additions have no order, and that in float64; `before` is where none is stored."""
     world, shape = len(parts), parts[0].shape
-    if case.op == "gather":
-        return parts[(rank + 1) % world], parts[(rank + 1) % world].double()
-    if case.op.startswith("all_gather"):
-        result = torch.cat(parts, dim=int(case.op.endswith("columns")))[: before.shape[0], : before.shape[1]]
-        return result, result.double()
-    if case.op == "all_to_all":
-        result = torch.cat([p.chunk(world, dim=1)[rank] for p in parts], dim=1)
+    if case.op in MOVES:
+        if case.op == "gather":
+            result = parts[(rank + 1) % world]
+        elif case.op == "all_to_all":
+            result = torch.cat([p.chunk(world, dim=1)[rank] for p in parts], dim=1)
+        else:
+            result = torch.cat(parts, dim=int(case.op.endswith("columns")))[: before.shape[0], : before.shape[1]]
         return result, result.double()
     src, dst = (getattr(torch, name or case.dtype) for name in (case.src_dtype, case.dst_dtype))
     true = sum(p.double() for p in parts)
     if case.op in ADDING:
         return (sum(parts) if not src.is_floating_point else None), true
-    parts = [p.to(src) for p in parts]
-    wide = [p.float() if src.is_floating_point and src.itemsize < 4 else p for p in parts]
+    wide = [p.to(src).float() if src.is_floating_point and src.itemsize < 4 else p.to(src) for p in parts]
     numbers = tile_numbers(shape)
     if case.op == "ring":  # tile t begins at rank t % world
         total = torch.empty_like(wide[0])
@@ -234,16 +209,16 @@ def expected(case, parts, rank, before):
 
 
 def run_cases(language, cases, device):
-    """Run cases one after the other; returns what is wrong, and a checksum of dst per case and launch."""
-    problems, sums = [], []
+    """Run cases one after the other; returns a checksum of dst per case and launch."""
+    sums = []
     with Iris("8MiB", device=device, backend=language) as ctx:
         for case in cases:
             with ctx.scope():
-                run_case(ctx, language, case, problems, sums)
-    return problems, sums
+                sums += run_case(ctx, language, case)
+    return sums
 
 
-def run_case(ctx, language, case, problems, sums):
+def run_case(ctx, language, case):
     rank, world = ctx.cur_rank, ctx.num_ranks
     m, n, dst_m, dst_n = sizes(case, world)
     src_dtype, dst_dtype = (getattr(torch, name or case.dtype) for name in (case.src_dtype, case.dst_dtype))
@@ -286,36 +261,34 @@ def run_case(ctx, language, case, problems, sums):
             launch("await")
         results.append(dst.inner.clone())
     ctx.barrier()
+    sums = []
     for turn, result in enumerate(results):
         parts = [part(case, r, turn, (m, n)) for r in range(world)]
         before = parts[rank] if case.in_place else torch.full((dst_m, dst_n), SENTINEL, dtype=dst_dtype)
         result = result.cpu()
         exact, true = expected(case, parts, rank, before)
-        if exact is not None and not torch.equal(result, exact):
-            problems.append(f"rank {rank}, launch {turn}: {case} is not exact")
+        assert exact is None or torch.equal(result, exact), f"launch {turn}: {case} is not exact"
         scale = 0.0 if case.op in MOVES else sum(p.double().abs() for p in parts)  # of each element
         rounding = 0.0
         if dst_dtype.is_floating_point:
             fine = torch.finfo(torch.float32).eps
             coarse = max(torch.finfo(dtype).eps for dtype in (src_dtype, dst_dtype))
             rounding = world * coarse if exact is None else coarse + world * fine  # sums on their way are float32
-        if not ((result.double() - true).abs() <= rounding * scale).all():
-            problems.append(f"rank {rank}, launch {turn}: {case} is off by {(result.double() - true).abs().max()}")
+        error = (result.double() - true).abs()
+        assert (error <= rounding * scale).all(), f"launch {turn}: {case} is off by {error.max()}"
         sums.append(zlib.crc32(result.contiguous().view(torch.uint8).numpy().tobytes()))
-    if not (src.margin_is_whole() and dst.margin_is_whole()):
-        problems.append(f"rank {rank}: {case} touches memory outside its matrices")
+    assert src.margin_is_whole(), f"{case} touches memory outside src"
+    assert dst.margin_is_whole(), f"{case} touches memory outside dst"
     if raised:
-        if not ((locks[:tiles] == 1).all() and (locks[tiles:] == SENTINEL).all()):
-            problems.append(f"rank {rank}: {case} leaves flags {locks.tolist()}")
+        assert locks.tolist() == [1] * tiles + [SENTINEL] * GUARD, case
     elif case.op in WITH_LOCKS:
-        rows = locks.cpu().view(-1, 2 * world + 3)
-        if set((rows[:, 2 * world] >> 3).tolist()) != {LAUNCHES} or rows[:, 2 * world + 1].any():
-            problems.append(f"rank {rank}: {case} leaves locks {rows.tolist()}")
-    elif locks.any():
-        problems.append(f"rank {rank}: {case} leaves a lock taken")
+        stamps, taken = locks.cpu().view(-1, 2 * world + 3)[:, 2 * world : 2 * world + 2].t()
+        assert (set((stamps >> 3).tolist()), set(taken.tolist())) == ({LAUNCHES}, {0}), case
+    else:
+        assert not locks.any(), f"{case} leaves a lock taken"
+    return sums
 
 
-# -- other jobs -------------------------------------------------------------------------------------------------------
 def simple_launch(ctx, language, op, data, src, dst, locks, programs=2, form="tile", number=0):
     """Launch with a source of the shape of the data."""
     kernel, context = KERNELS[language]
@@ -356,10 +329,7 @@ def mistaken(language, mistakes):
     said = []
     for op, dtype, number in mistakes:
         with opened(language, "cpu", dtype=getattr(torch, dtype)) as (ctx, _, dst, locks, _):
-            try:
-                simple_launch(ctx, language, op, torch.ones_like(dst), dst, dst, locks, number=number)
-            except AssertionError as error:
-                said.append(str(error))
+            said.append(said_by(simple_launch, ctx, language, op, torch.ones_like(dst), dst, dst, locks, number=number))
             ctx.barrier()
     return said
 
@@ -388,21 +358,14 @@ def sequence(language, ops, start, device):
 
 def nobody_else_calls(language, op, device):
     """Rank 0 calls alone, or finds a lock taken; returns the text of its error and whether dst is untouched."""
-    with (
-        environment(IRIS_DEVICE_TIMEOUT="0.3"),
-        opened(language, device, op, 5, 9) as (ctx, src, dst, locks, part),
-    ):
+    with environment(IRIS_DEVICE_TIMEOUT="0.3"), opened(language, device, op, 5, 9) as (ctx, src, dst, locks, part):
         if op == "spinlock":
             locks.fill_(1)
         ctx.barrier()
         if ctx.cur_rank == 0:
             for _ in range(2 if op == "two_shot" else 1):  # the second one waits for the end of the first
                 simple_launch(ctx, language, op, part(1), src, dst, locks, programs=1)
-        text = ""
-        try:
-            ctx.barrier()
-        except DeviceTimeoutError as error:
-            text = str(error)
+        text = said_by(ctx.barrier)
         ctx.barrier()
         return text, not dst.any()
 

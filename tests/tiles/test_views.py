@@ -14,24 +14,8 @@ import iris_gluon.interpreter
 from iris_core import Iris
 from iris_core.errors import NotOnHeapError
 from iris_gluon import IrisDeviceCtx
-from iris_triton import DeviceContext, interpreter, x
+from iris_triton import DeviceContext, interpreter, tiles, x
 from iris_triton.testing.languages import in_gluon
-from iris_triton.tiles import (
-    AllReduceConfig,
-    TensorView,
-    Tile,
-    TileView,
-    check_locks,
-    chiplet_transform_chunked,
-    compute_tile_indices,
-    compute_tile_offsets,
-    lock_words,
-    make_locks,
-    make_tensor_view,
-    offset_ptr,
-    tile_layout,
-    tile_ptr,
-)
 
 M, N, BM, BN = 11, 21, 4, 8
 
@@ -44,30 +28,30 @@ def executor():
 @triton.jit
 def copy_by(form: tl.constexpr, view, out, pid_m, pid_n, BM: tl.constexpr, BN: tl.constexpr, layout: tl.constexpr):
     """Copy one tile, through each of the ways to its addresses."""
-    place = TileView(pid_m, pid_n, BM, BN, layout)
+    place = tiles.TileView(pid_m, pid_n, BM, BN, layout)
     if form == "view":
         ptr, mask = view.tile_ptr(place)
         to, _ = out.tile_ptr(place)
     elif form == "tile":
-        ptr, mask = view.tile_ptr(Tile(pid_m, pid_n, BM, BN, place.partial(out)))
+        ptr, mask = view.tile_ptr(tiles.Tile(pid_m, pid_n, BM, BN, place.partial(out)))
         to, _ = out.tile_ptr(place)
     elif form == "functions":
-        ptr, mask = tile_ptr(view.ptr, view.M, view.N, view.stride_m, view.stride_n, pid_m, pid_n, BM, BN, layout)
-        to, _ = tile_ptr(out.ptr, out.M, out.N, out.stride_m, out.stride_n, pid_m, pid_n, BM, BN, layout)
+        ptr, mask = tiles.tile_ptr(view.ptr, view.M, view.N, view.stride_m, view.stride_n, pid_m, pid_n, BM, BN, layout)
+        to, _ = tiles.tile_ptr(out.ptr, out.M, out.N, out.stride_m, out.stride_n, pid_m, pid_n, BM, BN, layout)
     elif form == "offsets":
-        rm, rn, mask = compute_tile_indices(pid_m, pid_n, view.M, view.N, BM, BN, layout)
-        here, there = compute_tile_offsets(rm, rn, view.stride_m, view.stride_n, out.stride_m, out.stride_n)
+        rm, rn, mask = tiles.compute_tile_indices(pid_m, pid_n, view.M, view.N, BM, BN, layout)
+        here, there = tiles.compute_tile_offsets(rm, rn, view.stride_m, view.stride_n, out.stride_m, out.stride_n)
         ptr, to = view.ptr + here, out.ptr + there
     elif form == "layout":
         rm, rn, mask = place.layout(view.M, view.N)
         ptr, _ = view.tile_ptr_from_indices(rm, rn, BM, BN)
         to, _ = out.tile_ptr_from_indices(rm, rn, BM, BN)
     else:  # the same tile, seen from one tile further on, where a mask of the source is needed
-        rm, rn, mask = tile_layout(pid_m, pid_n, view.M, view.N, BLOCK_SIZE_M=BM, BLOCK_SIZE_N=BN, layout=layout)
+        rm, rn, mask = tiles.tile_layout(pid_m, pid_n, view.M, view.N, BLOCK_SIZE_M=BM, BLOCK_SIZE_N=BN, layout=layout)
         moved = view.offset(BM, BN)
         ptr, _ = moved.offset_tile_ptr(place, -BM, -BN)
-        first = offset_ptr(out.ptr, out.stride_m, out.stride_n, offset_m=1, offset_n=2)
-        there = TensorView(first, out.M, out.N, out.stride_m, out.stride_n)
+        first = tiles.offset_ptr(out.ptr, out.stride_m, out.stride_n, offset_m=1, offset_n=2)
+        there = tiles.TensorView(first, out.M, out.N, out.stride_m, out.stride_n)
         to, mask = there.offset_tile_ptr(place, offset_m=-1, offset_n=-2, src_mask=mask)
     tl.store(to, tl.load(ptr, mask=mask), mask=mask)
 
@@ -79,7 +63,7 @@ def copy(
 ):  # fmt: skip
     """Sizes and strides may be constants."""
     layout: tl.constexpr = default_layout([BM, BN], vector=2)
-    view, to = make_tensor_view(inp, M, N, in_m, in_n), make_tensor_view(out, M, N, out_m, out_n)
+    view, to = tiles.make_tensor_view(inp, M, N, in_m, in_n), tiles.make_tensor_view(out, M, N, out_m, out_n)
     for i in range(view.number_of_tiles(BM, BN)):
         copy_by(form, view, to, i // tl.cdiv(N, BN), i % tl.cdiv(N, BN), BM, BN, layout)
 
@@ -103,7 +87,7 @@ def test_every_way_to_a_tile(kernel, form):
 @triton.jit
 def transform(out, count: tl.constexpr, dies: tl.constexpr, chunk: tl.constexpr):
     pid = tl.program_id(0)
-    tl.store(out + pid, chiplet_transform_chunked(pid, count, dies, chunk))
+    tl.store(out + pid, tiles.chiplet_transform_chunked(pid, count, dies, chunk))
 
 
 @table("count, dies, chunk", [(64, 8, 4), (70, 8, 4), (31, 8, 4), (12, 3, 1), (7, 1, 3)])
@@ -121,9 +105,9 @@ def test_chunks_stay_on_a_die(count, dies, chunk):
 
 FUNCTION = """
 ctx = DeviceContext.from_tensor(context, 1)
-src, dst = make_tensor_view(staging, 16, 8, 8, 1), make_tensor_view(out, 16, 8, 8, 1)
-place = TileView(tl.program_id(0), 0, 8, 8)
-tile = Tile(tl.program_id(0), 0, 8, 8, place.partial(make_tensor_view(inp, 16, 8, 8, 1)))
+src, dst = tiles.make_tensor_view(staging, 16, 8, 8, 1), tiles.make_tensor_view(out, 16, 8, 8, 1)
+place = tiles.TileView(tl.program_id(0), 0, 8, 8)
+tile = tiles.Tile(tl.program_id(0), 0, 8, 8, place.partial(tiles.make_tensor_view(inp, 16, 8, 8, 1)))
 """
 
 
@@ -139,30 +123,28 @@ tile = Tile(tl.program_id(0), 0, 8, 8, place.partial(make_tensor_view(inp, 16, 8
 ])  # fmt: skip
 def test_functions_of_x_take_the_arguments_of_amds_iris(text, variant):
     """test_tiles calls the methods, to which these pass them on, between ranks."""
-    names = {"tl": tl, "x": x, "DeviceContext": DeviceContext, "Tile": Tile, "TileView": TileView}
-    parameters = "inp, staging, out, locks, context"
-    kernel = kernel_of(triton.jit, parameters, FUNCTION + text, make_tensor_view=make_tensor_view, **names)
+    names = {"tl": tl, "x": x, "tiles": tiles, "DeviceContext": DeviceContext}
+    kernel = kernel_of(triton.jit, "inp, staging, out, locks, context", FUNCTION + text, **names)
     with Iris("1MiB", device="cpu") as ctx:
-        inp, out, locks = ctx.randn(16, 8), ctx.zeros(16, 8), make_locks(ctx, 16, 8, 8, 8, variant)
+        inp, out, locks = ctx.randn(16, 8), ctx.zeros(16, 8), tiles.make_locks(ctx, 16, 8, 8, 8, variant)
         staging, rounded = ctx.zeros(16, 8, dtype=torch.bfloat16), inp.to(torch.bfloat16)
         staging.copy_(rounded if "gather" in text else staging)
         kernel[(2,)](inp, staging, out, locks, ctx.get_device_context())
         assert torch.equal(out, rounded.float() if "src" in text else inp)
 
 
-# -- what is refused --------------------------------------------------------------------------------------------------
 @triton.jit
 def wrong(what: tl.constexpr, data, locks, context, W: tl.constexpr):
     ctx = DeviceContext.from_tensor(context, W)
-    view = make_tensor_view(data, 8, 8, 8, 1)
-    place = TileView(0, 0, 8, 8)
-    tile = Tile(0, 0, 8, 8, place.partial(view))
+    view = tiles.make_tensor_view(data, 8, 8, 8, 1)
+    place = tiles.TileView(0, 0, 8, 8)
+    tile = tiles.Tile(0, 0, 8, 8, place.partial(view))
     if what == "dim":
         ctx.all_gather(tile, view, 2)
     elif what == "shape":
-        ctx.all_gather(Tile(0, 0, 16, 8, place.partial(view)), view, 0)
+        ctx.all_gather(tiles.Tile(0, 0, 16, 8, place.partial(view)), view, 0)
     elif what == "no locks":
-        ctx.all_reduce(tile, view, view, config=AllReduceConfig("two_shot"))
+        ctx.all_reduce(tile, view, view, config=tiles.AllReduceConfig("two_shot"))
     elif what == "ring without locks":
         x.all_reduce_ring(tile, view, view, ctx)
     else:
@@ -172,7 +154,7 @@ def wrong(what: tl.constexpr, data, locks, context, W: tl.constexpr):
 @gluon.jit
 def without_layout(context, data):
     ctx = IrisDeviceCtx.initialize(context)
-    ctx.gather(TileView(0, 0, 8, 8), make_tensor_view(data, 8, 8, 8, 1), 0)
+    ctx.gather(tiles.TileView(0, 0, 8, 8), tiles.make_tensor_view(data, 8, 8, 8, 1), 0)
 
 
 F32, I32, LOCKS = torch.float32, torch.int32, "must be int64, from iris_triton.tiles.make_locks, or int32"
@@ -204,29 +186,27 @@ def test_a_tile_without_data_needs_a_layout_in_gluon():
 
 def test_number_of_words():
     for variant in ("two_shot", "one_shot", "ring", "reduce_scatter", "spinlock", "atomic"):
-        assert lock_words(9, 33, 8, 16, 8, variant) == {"spinlock": 6, "atomic": 0}.get(variant, 6 * 19)
+        assert tiles.lock_words(9, 33, 8, 16, 8, variant) == {"spinlock": 6, "atomic": 0}.get(variant, 6 * 19)
     with pytest.raises(ValueError, match="unknown variant 'tree'"):
-        lock_words(9, 33, 8, 16, 8, "tree")
+        tiles.lock_words(9, 33, 8, 16, 8, "tree")
     for at in range(5):
-        numbers = [9, 33, 8, 16, 8]
-        numbers[at] = 0
         with pytest.raises(ValueError, match="must be positive, got 0"):
-            lock_words(*numbers)
+            tiles.lock_words(*(number * (place != at) for place, number in enumerate((9, 33, 8, 16, 8))))
 
 
 def test_locks_are_checked_on_the_host():
     with Iris("1MiB", device="cpu") as ctx:
-        locks = make_locks(ctx, 9, 33, 8, 16)
+        locks = tiles.make_locks(ctx, 9, 33, 8, 16)
         assert (locks.numel(), locks.dtype, bool(locks.any())) == (30, torch.int64, False)
-        check_locks(ctx, locks, 9, 33, 8, 16)
-        check_locks(ctx, make_locks(ctx, 9, 33, 8, 16, "spinlock"), 9, 33, 8, 16, "spinlock")
-        check_locks(ctx, ctx.zeros(6, dtype=torch.int32), 9, 33, 8, 16, "spinlock")
+        tiles.check_locks(ctx, locks, 9, 33, 8, 16)
+        tiles.check_locks(ctx, tiles.make_locks(ctx, 9, 33, 8, 16, "spinlock"), 9, 33, 8, 16, "spinlock")
+        tiles.check_locks(ctx, ctx.zeros(6, dtype=torch.int32), 9, 33, 8, 16, "spinlock")
         with pytest.raises(ValueError, match=r"30 words, but one_shot on 10 x 33 elements .* needs 45 for 1 ranks"):
-            check_locks(ctx, locks, 10, 33, 4, 16, "one_shot")
+            tiles.check_locks(ctx, locks, 10, 33, 4, 16, "one_shot")
         for dtype in (torch.float32, torch.int32):
             with pytest.raises(ValueError, match=f"int64, not {dtype}"):
-                check_locks(ctx, ctx.zeros(30, dtype=dtype), 9, 33, 8, 16)
+                tiles.check_locks(ctx, ctx.zeros(30, dtype=dtype), 9, 33, 8, 16)
         with pytest.raises(ValueError, match="contiguous"):
-            check_locks(ctx, ctx.zeros(60, dtype=torch.int64)[::2], 9, 33, 8, 16)
+            tiles.check_locks(ctx, ctx.zeros(60, dtype=torch.int64)[::2], 9, 33, 8, 16)
         with pytest.raises(NotOnHeapError, match="symmetric heap"):
-            check_locks(ctx, torch.zeros(30, dtype=torch.int64), 9, 33, 8, 16)
+            tiles.check_locks(ctx, torch.zeros(30, dtype=torch.int64), 9, 33, 8, 16)

@@ -114,24 +114,10 @@ CONSTANT = "out, N: tl.constexpr, NAME: tl.constexpr, DT: tl.constexpr, D: tl.co
 ANNOTATED = "out: '*fp64', x: tl.pointer_type(tl.int32), n: 'i64'"
 
 
-@triton.jit
-def plus_minus(a, b, scale=2.0):
-    return a + b, (a - b) * scale
-
-
-@triton.jit
-def apply(f: tl.constexpr, a, b):
-    return f(a, b, scale=3.0)
-
-
-@triton.jit(noinline=True)
-def not_inlined(a, k: tl.constexpr):
-    return a * k
-
-
-@triton.jit
-def add(a, b):
-    return a + b
+plus_minus = kernel_of(triton.jit, "a, b, scale=2.0", "return a + b, (a - b) * scale")
+apply = kernel_of(triton.jit, "f: tl.constexpr, a, b", "return f(a, b, scale=3.0)", tl=tl)
+not_inlined = kernel_of(triton.jit(noinline=True), "a, k: tl.constexpr", "return a * k", tl=tl)
+add = kernel_of(triton.jit, "a, b", "return a + b")
 
 
 def make_closure(constant, function):
@@ -214,7 +200,6 @@ def test_an_argument_that_is_one_is_a_constant():
     assert any("do_not_specialize" in note and "'fixed'" in note for note in caught.value.__notes__)
 
 
-# -- errors, and what is printed --------------------------------------------------------------------------------------
 def undecorated(x):
     return x + 1
 

@@ -4,7 +4,6 @@ import importlib.util
 import os
 import subprocess
 import sys
-import textwrap
 import warnings
 
 import numpy as np
@@ -137,7 +136,6 @@ def test_autotuner_takes_the_first_configuration_and_its_hook():
     assert tuned.best_config.kwargs == {"B": 32}
 
 
-# -- entries and assembly ---------------------------------------------------------------------------------------------
 @triton.jit
 def assembly(out, text: tl.constexpr):
     tl.store(out, tl.inline_asm_elementwise(text, "=r", [], dtype=tl.int32, is_pure=False, pack=1))
@@ -203,41 +201,38 @@ def test_assembly_that_is_built_in():
             assembly[(1,)](out, text)
 
 
-# -- other Tritons, other processes -----------------------------------------------------------------------------------
-def run_script(tmp_path, source, **environment):
-    (tmp_path / "script.py").write_text(textwrap.dedent(source))
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment}
-    done = subprocess.run(
-        [sys.executable, str(tmp_path / "script.py")], env=env, capture_output=True, text=True, timeout=300
-    )
-    return done.returncode, done.stdout, done.stderr
+SCRIPT = """
+import torch, triton, triton.language as tl
+from iris_triton import interpreter
+import iris_triton._compat
+@triton.jit
+def helper(x):
+    return tl.sum(tl.where(x > 1, x, tl.zeros_like(x)), axis=0)
+@triton.jit
+def kernel(x, out, N: tl.constexpr):
+    tl.store(out, helper(tl.load(x + tl.arange(0, N)).to(tl.bfloat16)).to(tl.float32))
+@triton.jit
+def waits(flag):
+    if tl.program_id(0) == 0:
+        while tl.load(flag, volatile=True) == 0:
+            pass
+    tl.store(flag, 1)
+interpreter.enable()
+out = torch.zeros(1)
+kernel[(1,)](torch.arange(4.0), out, N=4)
+assert out.item() == 5, out
+assert not triton.knobs.runtime.interpret
+waits[(8,)](torch.zeros(1, dtype=torch.int32))
+print("fine")
+"""
 
 
 def test_triton_interpret_has_no_effect_and_waiting_programs_let_the_process_end(tmp_path):
-    assert run_script(tmp_path, """
-        import torch, triton, triton.language as tl
-        from iris_triton import interpreter
-        import iris_triton._compat
-        @triton.jit
-        def helper(x):
-            return tl.sum(tl.where(x > 1, x, tl.zeros_like(x)), axis=0)
-        @triton.jit
-        def kernel(x, out, N: tl.constexpr):
-            tl.store(out, helper(tl.load(x + tl.arange(0, N)).to(tl.bfloat16)).to(tl.float32))
-        @triton.jit
-        def waits(flag):
-            if tl.program_id(0) == 0:
-                while tl.load(flag, volatile=True) == 0:
-                    pass
-            tl.store(flag, 1)
-        interpreter.enable()
-        out = torch.zeros(1)
-        kernel[(1,)](torch.arange(4.0), out, N=4)
-        assert out.item() == 5, out
-        assert not triton.knobs.runtime.interpret
-        waits[(8,)](torch.zeros(1, dtype=torch.int32))
-        print("fine")
-        """, TRITON_INTERPRET="1") == (0, "fine\n", "")  # fmt: skip
+    script, variables = tmp_path / "script.py", {"PYTHONPATH": os.pathsep.join(sys.path), "TRITON_INTERPRET": "1"}
+    script.write_text(SCRIPT)
+    how = {"capture_output": True, "text": True, "timeout": 300, "check": False}
+    done = subprocess.run([sys.executable, script], env=os.environ | variables, **how)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "fine\n", "")
 
 
 def test_a_triton_that_lacks_something_is_refused_with_the_versions_that_fit(monkeypatch):

@@ -29,7 +29,6 @@ FP8 = {"fp8e5": torch.float8_e5m2, "fp8e4nv": torch.float8_e4m3fn, "fp8e4b8": to
 NAN, INF = float("nan"), float("inf")
 
 
-# -- the module `numerics` --------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", [*FP8, "fp8e4b15"])
 @given(st.lists(st.floats(-500, 500, width=32), min_size=1, max_size=20))
 @settings(deadline=None)
@@ -69,7 +68,6 @@ def test_float_to_int_saturates(dtype):
     assert got == [1, max(int(info.min), -1), info.max, info.min, 0, info.max, info.min, info.max]
 
 
-# -- through kernels --------------------------------------------------------------------------------------------------
 @triton.jit
 def cast(x, out, B: tl.constexpr):
     i = tl.arange(0, B)
@@ -152,7 +150,6 @@ def test_bits_nan_and_bools():
         check(expression, expected, a=a, b=b, x=x, y=y, z=z, p=p, q=q)
 
 
-# -- fast paths hold the same as the semantic layer: values and types, for all operators, dtypes and shapes -----------
 DIALECT = triton_dialect()
 TYPES = [tl.int1, tl.int8, tl.int32, tl.int64, tl.uint8, tl.uint32, tl.float16, tl.bfloat16, tl.float32, tl.float64]
 SHAPES = [((), ()), ((), (4,)), ((4,), ()), ((4,), (4,)), ((1,), (4,)), ((1,), ()), ((4, 1), (1, 4)), ((4, 4), (4, 1)),

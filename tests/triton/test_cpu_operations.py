@@ -18,7 +18,6 @@ def randn(*shape, dtype=torch.float32, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-# -- reductions and scans ---------------------------------------------------------------------------------------------
 @table("dtype", [torch.float32, torch.bfloat16, torch.float16, I32, torch.int8, torch.uint8])
 def test_reductions(dtype):
     x = randn(16, 32) * 20
@@ -27,10 +26,8 @@ def test_reductions(dtype):
     # 16-bit floats are summed in their own precision, as on GPUs.
     atol = {torch.float16: 0.3, torch.bfloat16: 2.0}.get(dtype, 1e-4)
     for axis in (0, 1):
-        sums = x.to(wide).sum(axis).to(wide)
-        check(
-            f"tl.sum(v, axis={axis}).to(out.dtype.element_ty)", sums, v=x, atol=atol, rtol=1e-2 if atol > 0.1 else 1e-6
-        )
+        sums, how = x.to(wide).sum(axis).to(wide), {"atol": atol, "rtol": 1e-2 if atol > 0.1 else 1e-6}
+        check(f"tl.sum(v, axis={axis}).to(out.dtype.element_ty)", sums, v=x, **how)
         check(f"tl.max(v, axis={axis})", x.amax(axis), v=x)
         check(f"tl.min(v, axis={axis})", x.amin(axis), v=x)
         # The first of equal maxima wins.
@@ -44,9 +41,8 @@ def test_maximum_ignores_nan_as_on_gpus():
     check("tl.min(v, axis=1)", torch.ones(16), v=x)
 
 
-@triton.jit
-def affine(a1, b1, a2, b2):
-    return a1 * a2, b1 * a2 + b2
+affine = kernel_of(triton.jit, "a1, b1, a2, b2", "return a1 * a2, b1 * a2 + b2")
+product = kernel_of(triton.jit, "a, b", "return a * b")
 
 
 @triton.jit
@@ -56,11 +52,6 @@ def larger(a, b):
     else:
         r = b
     return r
-
-
-@triton.jit
-def product(a, b):
-    return a * b
 
 
 def test_own_combine_functions_keep_the_order():
@@ -94,7 +85,6 @@ def test_histogram_drops_what_is_out_of_range():
         check(f"tl.histogram(v, 8, mask={mask})", bins, v=x)
 
 
-# -- shapes, products, functions --------------------------------------------------------------------------------------
 @table("expression, expected", [
     ("tl.split(tl.join(a, b))[0]", lambda x, y: x),
     ("tl.split(tl.join(a, b))[1]", lambda x, y: y),
@@ -189,7 +179,6 @@ def test_what_is_not_there_is_named(text, said):
         kernel_of(triton.jit, "x", text, tl=tl)[(1,)](torch.zeros(1, dtype=I32))
 
 
-# -- descriptors ------------------------------------------------------------------------------------------------------
 @triton.jit
 def described(source, out, rows, M, N, HOW: tl.constexpr, B: tl.constexpr, PADDING: tl.constexpr = "zero"):
     i, j = tl.program_id(0) * B, tl.program_id(1) * B
@@ -247,7 +236,6 @@ def test_what_descriptors_load_beyond_the_border(dtype):
         assert torch.equal(out[:16, :16], expected[:16, :16])
 
 
-# -- atomics within one process ---------------------------------------------------------------------------------------
 # tests/multirank/test_atomics.py has every operation with every type and order
 @triton.jit
 def at_one_place(p, v, old, N: tl.constexpr):

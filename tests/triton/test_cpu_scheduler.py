@@ -1,10 +1,12 @@
 """Programs that wait for each other, deadlocks, errors among many programs, threads."""
 
 import _thread
+import concurrent.futures
 import contextlib
 import ctypes
 import threading
 import time
+from unittest import mock
 
 import pytest
 import torch
@@ -85,17 +87,11 @@ def test_a_program_can_wait_for_a_later_one_and_a_deadlock_says_where(monkeypatc
 
 
 def test_a_waiting_kernel_notices_that_a_peer_has_ended(make_heap):
-    calls = []
-
-    def check():
-        calls.append(None)
-        if len(calls) > 1:
-            raise PeerLostError("rank 1 has ended", ranks=(1,))
-
+    check = mock.Mock(side_effect=[None, PeerLostError("rank 1 has ended", ranks=(1,))])
     heap = make_heap(1, (128, 8, "flag"), rank=3, check=check)
     with pytest.raises(PeerLostError, match="rank 1"):
         stuck[(3,)](heap.tensor(0, 128, 2, torch.int32), POLLS["volatile"])
-    assert len(calls) == 2
+    assert check.call_count == 2
 
 
 @triton.jit
@@ -176,24 +172,18 @@ def take_turns(flags, out, me, rounds, N: tl.constexpr):
 
 def test_launches_from_several_python_threads_run_side_by_side():
     shared, outs = words(), torch.zeros(2, 64, dtype=torch.int32)
-    threads = [
-        threading.Thread(target=take_turns[(1,)], args=(shared, outs[me], me, 20), kwargs={"N": 64}) for me in range(2)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert (outs[0] == 20).all()
-    assert (outs[1] == 40).all()
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda me: take_turns[(1,)](shared, outs[me], me, 20, N=64), range(2)))
+    assert [each.unique().tolist() for each in outs] == [[20], [40]]
 
 
 @pytest.mark.parametrize("programs", [1, 4])
 def test_an_interrupt_ends_the_launch(interruptible, programs, make_heap):
-    calls = []
-    make_heap(1, check=lambda: calls.append(None) or (len(calls) == 1 and _thread.interrupt_main()))  # all wait
+    check = mock.Mock(side_effect=lambda: check.call_count == 1 and _thread.interrupt_main())  # all wait
+    make_heap(1, check=check)
     with pytest.raises(KeyboardInterrupt):
         wait_until[(programs,)](words(), 1)
-    assert calls
+    assert check.called
     reverse[(3,)](words(), words(), 3, POLLS["atomic"])
 
 
@@ -204,7 +194,6 @@ def test_timeouts_must_be_positive(value):
     assert interpreter.configuration().timeout_s == 60
 
 
-# -- waits for what no rank will change: an error at once, and only then ----------------------------------------------
 @pytest.mark.parametrize("on_heap", [False, True])
 def test_alone_a_deadlock_is_an_error_at_once(on_heap):
     with contextlib.ExitStack() as stack:
@@ -265,9 +254,7 @@ def test_all_ranks_learn_that_they_stand_still():
 def test_a_rank_that_may_move_keeps_the_others_waiting(late):
     a, b, c = make_ranks(3)
     for turn in range(50):
-        assert not a.report(True)
-        assert not b.report(True)
-        if late == "moves":
-            assert not c.report(turn % 2 == 0)
-        elif late == "stops reporting" and turn == 0:
-            assert not c.report(True)
+        told = [a.report(True), b.report(True)]
+        if late == "moves" or (late == "stops reporting" and turn == 0):
+            told.append(c.report(turn % 2 == 0))
+        assert not any(told)

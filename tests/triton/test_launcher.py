@@ -1,11 +1,13 @@
 """Launching a compiled kernel again: what reaches the driver is what Triton's own launcher would give it."""
 
+import concurrent.futures
 import contextlib
 import ctypes
 import re
 import struct
 import threading
 import types
+from unittest import mock
 
 import pytest
 import torch
@@ -19,7 +21,6 @@ from iris_triton.launcher import BoundKernel
 from iris_triton.testing.compile_only import TARGETS, compile_for
 
 VALUES = [0x7000, 0x8000, 5, 128]
-SIZES = {"64": 8, "32": 4, "16": 2, "8": 1}
 
 
 @pytest.fixture(autouse=True)
@@ -28,23 +29,17 @@ def active(monkeypatch):
     monkeypatch.setattr(triton.runtime.driver, "_active", types.SimpleNamespace())
 
 
-def tritons(given, *, scratch=0):
+def tritons(given):
     """Triton's launcher of a kernel, whose compiled function writes down what it is given."""
     made = object.__new__(CudaLauncher)
     vars(made).update(
-        launch=lambda *args: given.append(args), num_ctas=1, global_scratch_size=scratch, global_scratch_align=128,
+        launch=lambda *args: given.append(args), num_ctas=1, global_scratch_size=0, global_scratch_align=128,
         profile_scratch_size=0, profile_scratch_align=1, launch_cooperative_grid=False, launch_pdl=True,
         arg_annotations=("annotations",), kernel_signature=b"signature", gsan_enabled=False,
     )  # fmt: skip
     return made
 
 
-def compiled_kernel(run, **fields):
-    described = lambda *args: types.SimpleNamespace(get=lambda: {"name": "kernel"})
-    return types.SimpleNamespace(run=run, function=17, packed_metadata=(4, 1, 0), launch_metadata=described, **fields)
-
-
-# -- from C -----------------------------------------------------------------------------------------------------------
 @triton.jit
 def every_kind(out, flag, small, wide, address, nothing, pair, one, ratio, inp, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
@@ -64,11 +59,15 @@ def compiled():
     found = compile_for(every_kind, given, {"num_warps": 2})
     head = re.search(r"\.entry \w+\((.*?)\n\)", found.asm["ptx"], re.DOTALL)[1]
     layout, end = [], 0
-    for size in (SIZES[width] for width in re.findall(r"\.param \.[a-z](\d+)", head)):
+    for size in (int(bits) // 8 for bits in re.findall(r"\.param \.[a-z](\d+)", head)):
         layout.append((-(-end // size) * size, size))
         end = sum(layout[-1])
     metadata = types.SimpleNamespace(**found.metadata._asdict() | {"launch_pdl": True})
-    return compiled_kernel(tritons([]), src=found.src, metadata=metadata), layout
+    kernel = types.SimpleNamespace(
+        run=tritons([]), function=17, packed_metadata=(4, 1, 0), src=found.src, metadata=metadata,
+        launch_metadata=lambda *args: types.SimpleNamespace(get=lambda: {"name": "kernel"}),
+    )  # fmt: skip
+    return kernel, layout
 
 
 class Config(ctypes.Structure):
@@ -135,10 +134,8 @@ def test_the_driver_gets_each_parameter_where_the_kernel_has_it(compiled, made):
     inp, out, other = torch.zeros(3, 128)
     launch(stream(12), inp, out)
     launch(None, out, other)
-    assert fake.launched == [
-        (12, wanted(out.data_ptr(), inp.data_ptr())),
-        (1003, wanted(other.data_ptr(), out.data_ptr())),
-    ]
+    first, second = wanted(out.data_ptr(), inp.data_ptr()), wanted(other.data_ptr(), out.data_ptr())
+    assert fake.launched == [(12, first), (1003, second)]
     programmatic_stream_serialization = 6
     shared = compiled[0].metadata.shared
     assert fake.how == ([6, 1, 1, 64, 1, 1, shared], 17, [programmatic_stream_serialization])
@@ -189,11 +186,8 @@ def test_threads_launch_with_their_own_addresses(made):
         for at in range(base, base + 16 * 500, 16):
             launch(stream(at), *(types.SimpleNamespace(data_ptr=lambda at=each: at) for each in (at, at + 8)))
 
-    threads = [threading.Thread(target=work, args=((number + 1) << 40,)) for number in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with concurrent.futures.ThreadPoolExecutor(3) as threads:
+        list(threads.map(work, (1 << 40, 2 << 40, 3 << 40)))
     assert len(fake.launched) == 1500
     assert all(values == wanted(number + 8, number) for number, values in fake.launched)
 
@@ -257,11 +251,8 @@ def test_triton_launches_what_c_cannot(monkeypatch, compiled):
     signature = types.SimpleNamespace(signature=compiled.src.signature | {"wide": "tensordesc<fp32[8]>"})
     assert bound(types.SimpleNamespace(**vars(compiled) | {"src": signature}), Fake(layout)) is None
 
-    def no_driver():
-        raise OSError("libcuda.so.1: cannot open shared object file")
-
-    assert bound(compiled, no_driver) is None
-    monkeypatch.setattr(launcher._compat, "c_module", lambda *named: exec("raise RuntimeError('no C compiler')"))
+    assert bound(compiled, mock.Mock(side_effect=OSError("libcuda.so.1: cannot open shared object file"))) is None
+    monkeypatch.setattr(launcher._compat, "c_module", mock.Mock(side_effect=RuntimeError("no C compiler")))
     launcher._c_type.cache_clear()
     try:
         assert bound(compiled, Fake(layout)) is None
@@ -269,14 +260,12 @@ def test_triton_launches_what_c_cannot(monkeypatch, compiled):
         launcher._c_type.cache_clear()
 
 
-# -- compiled ahead ---------------------------------------------------------------------------------------------------
 def test_kernels_compile_beside_each_other(monkeypatch):
     """On other threads, for the tensors of the launch, as without."""
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())  # a torch for CPUs has none
     compiled = []
-    monkeypatch.setattr(
-        triton.knobs.compilation, "listener", lambda **about: compiled.append(threading.current_thread().name)
-    )
+    note = lambda **about: compiled.append(threading.current_thread().name)
+    monkeypatch.setattr(triton.knobs.compilation, "listener", note)
     names = [parameter.name for parameter in every_kind.params]
     arguments = dict(zip(names, [None, True, -7, 2**64 - 5, torch.zeros(1), *BOUND[5:9], None], strict=False))
     del arguments["out"], arguments["inp"]
@@ -332,9 +321,8 @@ def test_each_launch_that_differs_is_bound_once_and_few_are_kept(monkeypatch):
         kernels(3, *pair, numel=5)
         assert launched[-1][1] is None
         assert all(one is other for one, other in zip(launched[-1][2], pair, strict=True))
-    assert [args for args, _ in made] == [
-        ("kernel", 3, {"B": 8, "numel": 5}, ("x", "y"), "cuda:1", {"num_warps": 2})
-    ] * 4
+    given = "kernel", 3, {"B": 8, "numel": 5}, ("x", "y"), "cuda:1", {"num_warps": 2}
+    assert [args for args, _ in made] == [given] * 4
     assert [made.index(pair) for each, *_ in launched for pair in made if pair[1] is each] == [0, 0, 1, 2, 3, 1]
     for number in range(200):
         kernels(3, x, x, numel=number)
