@@ -30,7 +30,7 @@ class Binder:
     def members_of(self, group):
         return self.members
 
-    def bind(self, question, key):
+    def bind(self, question, key, holder):
         said = [question.op, *(each for each in (question.first, question.second) if isinstance(each, str))]
         run = lambda *_, how="": self.log.append(" ".join(said) + how)
         return types.SimpleNamespace(run=run, run_async=lambda *_: run(how=" beside"))
