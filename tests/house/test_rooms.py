@@ -65,7 +65,7 @@ BUDGETS = {
     "iris_triton/gemm": 2289,
     "iris_triton/interpreter": 3666,
     "iris_triton/language": 1806,
-    "iris_triton/rocm_iris": 1028,
+    "iris_triton/rocm_iris": 1033,
     "iris_triton/testing": 578,
     "iris_triton/tiles": 1055,
     "iris_gluon/*.py": 698,
@@ -98,7 +98,7 @@ FEATURES = {
     ),
     "checker": (4500, ("iris_triton.checker", "iris_core.cli.check", "iris_core.cli.all_orders")),
 }  # fmt: skip
-REST = 39_393
+REST = 39_398
 """Lines of all else, at most; 38,000 were planned."""
 
 # What does not keep to the rules yet: only ever shorter.
