@@ -50,7 +50,7 @@ BUDGETS = {
     "iris_core/providers": 2049,
     "iris_core/registry": 934,
     "iris_core/testing": 2000,
-    "iris_core/torch_backend": 2363,
+    "iris_core/torch_backend": 2366,
     "iris_core/tracing": 509,
     "iris_core/tuning": 427,
     "iris_core/world": 2221,
@@ -75,7 +75,7 @@ BUDGETS = {
 
 # What came after the rooms were built, in whose budgets it is: lines at most of each, and the modules and packages.
 FEATURES = {
-    "PyTorch": (2546, ("iris_core.torch_backend", "iris_core.dispatch.traced")),
+    "PyTorch": (2549, ("iris_core.torch_backend", "iris_core.dispatch.traced")),
     "several nodes": (
         2545,
         (
