@@ -10,6 +10,7 @@ from jobs_ccl import on_heap
 from jobs_common import environment, said_by
 
 from iris_core import Iris
+from iris_core.ccl import Config
 from iris_core.ops import FusedConfig
 
 
@@ -96,6 +97,15 @@ def beside_each_other(ctx, is_bound):
     return [y.unique().tolist() for y in outs]
 
 
+@on_heap("8MiB", IRIS_CCL_WORKSPACE="4KiB")
+def in_place_on_some(ctx, ranks):
+    """The result of a call that is in place on some ranks, after one that is on all; it goes in several pieces."""
+    x, y, config = ctx.ones(10_000), ctx.ones(10_000), Config(algorithm="one_shot")
+    ctx.ccl._anywhere.all_reduce(x, x, config=config)
+    ctx.ccl._anywhere.all_reduce(out := x if ctx.cur_rank in ranks else y, x, config=config)
+    return out.unique().tolist()
+
+
 # -- tests -------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("system_size", "workspace"), [("1MiB", "64KiB"), ("128KiB", "256KiB")])
 def test_regions_of_teams(pool, system_size, workspace):
@@ -114,6 +124,12 @@ def test_memory_in_use(pool, job, num_ranks, device):
 @pytest.mark.parametrize("is_bound", [False, True])
 def test_threads_take_turns(pool, is_bound):
     assert pool.run(beside_each_other, 2, "cpu", is_bound) == [[[3.0]] * 3] * 2
+
+
+@pytest.mark.parametrize("num_ranks", [2])
+@pytest.mark.parametrize("ranks", [[0], [1], []])
+def test_a_call_may_be_in_place_on_some_members(pool, num_ranks, device, ranks):
+    assert pool.run(in_place_on_some, num_ranks, device, ranks) == [[num_ranks**2]] * num_ranks
 
 
 @pytest.mark.parametrize("num_ranks", [4])

@@ -59,7 +59,7 @@ BUDGETS = {
     "iris_allocators/nccl": 234,
     "iris_allocators/vmem": 667,
     "iris_triton/*.py": 1515,
-    "iris_triton/collectives": 4248,
+    "iris_triton/collectives": 4249,
     "iris_triton/checker": 4116,
     "iris_triton/demos": 151,
     "iris_triton/gemm": 2289,
@@ -98,7 +98,7 @@ FEATURES = {
     ),
     "checker": (4500, ("iris_triton.checker", "iris_core.cli.check", "iris_core.cli.all_orders")),
 }  # fmt: skip
-REST = 39_398
+REST = 39_399
 """Lines of all else, at most; 38,000 were planned."""
 
 # What does not keep to the rules yet: only ever shorter.
