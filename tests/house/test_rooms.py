@@ -43,7 +43,7 @@ BUDGETS = {
     "iris_core/ccl": 372,
     "iris_core/cli": 1662,
     "iris_core/device": 1414,
-    "iris_core/dispatch": 3440,
+    "iris_core/dispatch": 3443,
     "iris_core/heap": 2705,
     "iris_core/nn": 867,
     "iris_core/ops": 1198,
@@ -75,7 +75,7 @@ BUDGETS = {
 
 # What came after the rooms were built, in whose budgets it is: lines at most of each, and the modules and packages.
 FEATURES = {
-    "PyTorch": (2549, ("iris_core.torch_backend", "iris_core.dispatch.traced")),
+    "PyTorch": (2550, ("iris_core.torch_backend", "iris_core.dispatch.traced")),
     "several nodes": (
         2545,
         (
@@ -98,7 +98,7 @@ FEATURES = {
     ),
     "checker": (4500, ("iris_triton.checker", "iris_core.cli.check", "iris_core.cli.all_orders")),
 }  # fmt: skip
-REST = 39_399
+REST = 39_401
 """Lines of all else, at most; 38,000 were planned."""
 
 # What does not keep to the rules yet: only ever shorter.
