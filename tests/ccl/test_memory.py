@@ -124,11 +124,16 @@ def in_any_mode(ctx):
 
 @on_heap("8MiB", IRIS_CCL_WORKSPACE="4KiB")
 def in_place_on_some(ctx, ranks):
-    """The result of a call that is in place on some ranks, after one that is on all; it goes in several pieces."""
-    x, y, config = ctx.ones(10_000), ctx.ones(10_000), Config(algorithm="one_shot")
+    """Sums that are in place on some ranks, and of an ordinary tensor on these, after one that is in place on all.
+
+    They go in several pieces.
+    """
+    (x, y, z), config = (ctx.ones(10_000) for _ in range(3)), Config(algorithm="one_shot")
+    ordinary, is_one = torch.ones(10_000, device=ctx.device), ctx.cur_rank in ranks
     ctx.ccl._anywhere.all_reduce(x, x, config=config)
-    ctx.ccl._anywhere.all_reduce(out := x if ctx.cur_rank in ranks else y, x, config=config)
-    return out.unique().tolist()
+    ctx.ccl._anywhere.all_reduce(out := x if is_one else y, x, config=config)
+    ctx.ccl._anywhere.all_reduce(other := ordinary if is_one else z, other, config=config)
+    return [*out.unique().tolist(), *other.unique().tolist()]
 
 
 # -- tests -------------------------------------------------------------------------------------------------------------
@@ -159,7 +164,7 @@ def test_members_whose_tensors_lie_differently(pool, num_ranks, device):
 @pytest.mark.parametrize("num_ranks", [2])
 @pytest.mark.parametrize("ranks", [[0], [1], []])
 def test_a_call_may_be_in_place_on_some_members(pool, num_ranks, device, ranks):
-    assert pool.run(in_place_on_some, num_ranks, device, ranks) == [[num_ranks**2]] * num_ranks
+    assert pool.run(in_place_on_some, num_ranks, device, ranks) == [[num_ranks**2, num_ranks]] * num_ranks
 
 
 def test_copies_do_not_outlive_the_context():
