@@ -133,6 +133,8 @@ def in_place_on_some(ctx, ranks):
     ctx.ccl._anywhere.all_reduce(x, x, config=config)
     ctx.ccl._anywhere.all_reduce(out := x if is_one else y, x, config=config)
     ctx.ccl._anywhere.all_reduce(other := ordinary if is_one else z, other, config=config)
+    found = {each.request.options["in_place"] for each in ctx._binder.bound_anywhere.values()}
+    assert found == {True} if is_one else {True, False}  # copies are as the call
     return [*out.unique().tolist(), *other.unique().tolist()]
 
 

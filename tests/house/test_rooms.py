@@ -43,7 +43,7 @@ BUDGETS = {
     "iris_core/ccl": 372,
     "iris_core/cli": 1662,
     "iris_core/device": 1414,
-    "iris_core/dispatch": 3443,
+    "iris_core/dispatch": 3445,
     "iris_core/heap": 2705,
     "iris_core/nn": 867,
     "iris_core/ops": 1198,
@@ -75,7 +75,7 @@ BUDGETS = {
 
 # What came after the rooms were built, in whose budgets it is: lines at most of each, and the modules and packages.
 FEATURES = {
-    "PyTorch": (2550, ("iris_core.torch_backend", "iris_core.dispatch.traced")),
+    "PyTorch": (2552, ("iris_core.torch_backend", "iris_core.dispatch.traced")),
     "several nodes": (
         2545,
         (

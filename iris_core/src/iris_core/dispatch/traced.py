@@ -71,7 +71,7 @@ class Anywhere:
             memory = self._memory[kind]
         if memory is None or is_here:
             return binder.bind(call, key, holder, elsewhere if memory is None else here)
-        bound = self._copying(call, which, memory, holder)
+        bound = self._copying(call, which, request.options.get("in_place"), memory, holder)
         if key is not None:
             holder().keep(key, bound)
         return bound
@@ -87,12 +87,14 @@ class Anywhere:
             return self._memory[members]
         return None
 
-    def _copying(self, call: Any, which: tuple[int, ...], memory: torch.Tensor, holder: Any) -> Any:
-        """Bind a call on copies of some of its tensors; what is written is copied back."""
+    def _copying(self, call: Any, which: tuple[int, ...], in_place: Any, memory: torch.Tensor, holder: Any) -> Any:
+        """Bind a call on copies of some of its tensors, in place if it is; what is written is copied back."""
         copies, begin = dict[int, torch.Tensor](), 0
+        first = min(call.tensors[place].data_ptr() for place in which)
         for place in which:
             each = call.tensors[place]
-            copies[place] = memory[begin:][: each.nbytes].view(each.dtype).view(each.shape)
+            at = each.data_ptr() - first if in_place else begin
+            copies[place] = memory[at:][: each.nbytes].view(each.dtype).view(each.shape)
             begin += -(-each.nbytes // ALIGNMENT_NBYTES) * ALIGNMENT_NBYTES
 
         def passed(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
