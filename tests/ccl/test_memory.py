@@ -1,6 +1,7 @@
 """The system area of the heap, and the memory of teams."""
 
 import concurrent.futures
+import gc
 import time
 from functools import partial
 
@@ -10,6 +11,7 @@ from jobs_ccl import on_heap
 from jobs_common import environment, said_by
 
 from iris_core import Iris
+from iris_core.ccl import Config
 from iris_core.ops import FusedConfig
 
 
@@ -90,14 +92,54 @@ def of_unknown_size(ctx):
 
 
 @on_heap("8MiB")
-def beside_each_other(ctx, is_bound):
-    """The sums of calls of several threads, which take turns."""
+def beside_each_other(ctx, how):
+    """The sums of calls of several threads, which take turns, and on rank 1 come one after the other."""
     x, outs = torch.full((64,), ctx.cur_rank + 1.0), [torch.empty(64) for _ in range(3)]
-    calls = [ctx.ccl.bind("all_reduce", y, x) if is_bound else partial(ctx.ccl.all_reduce, y, x) for y in outs]
-    with concurrent.futures.ThreadPoolExecutor(3) as threads:
+    ccl = ctx.ccl._anywhere if how == "anywhere" else ctx.ccl
+    calls = [ccl.bind("all_reduce", y, x) if how == "bound" else partial(ccl.all_reduce, y, x) for y in outs]
+    time.sleep(0.2 * ctx.cur_rank)
+    with concurrent.futures.ThreadPoolExecutor(3 - 2 * ctx.cur_rank) as threads:
         for done in [threads.submit(lambda call=call: [call() for _ in range(10)]) for call in calls]:
             done.result()
     return [y.unique().tolist() for y in outs]
+
+
+@on_heap("8MiB")
+def in_any_mode(ctx):
+    """Rank 0 passes copies: for the first time in inference mode, then in a thread of the context, then of nothing."""
+    ccl, how = ctx.ccl._anywhere, {"device": ctx.device}
+
+    def new(*size):
+        on_heap = ctx.ones(size or 64)
+        return on_heap if ctx.cur_rank else torch.ones(size or 64, **how)
+
+    with torch.inference_mode():
+        ccl.all_reduce(ctx.ones(64), ctx.ones(64))
+        ccl.all_reduce(new(), new())
+        ccl.all_reduce(first := new(), new(), async_op=True).wait()
+    with torch.no_grad():
+        ccl.all_reduce(second := new().requires_grad_(), new().requires_grad_(), async_op=True).wait()
+    ccl.all_reduce(third := new(), new())
+    for a in (ctx.zeros(8, 8), new(8, 8)):
+        out, b = torch.empty(8 * ctx.num_ranks, 0, **how), torch.empty(8, 0, **how)
+        ctx.ops._anywhere.all_gather_matmul(out, a, b, gather_dim=0)
+    return [each.unique().tolist() for each in (first, second, third)]
+
+
+@on_heap("8MiB", IRIS_CCL_WORKSPACE="4KiB")
+def in_place_on_some(ctx, ranks):
+    """Sums that are in place on some ranks, and of an ordinary tensor on these, after one that is in place on all.
+
+    They go in several pieces.
+    """
+    (x, y, z), config = (ctx.ones(10_000) for _ in range(3)), Config(algorithm="one_shot")
+    ordinary, is_one = torch.ones(10_000, device=ctx.device), ctx.cur_rank in ranks
+    ctx.ccl._anywhere.all_reduce(x, x, config=config)
+    ctx.ccl._anywhere.all_reduce(out := x if is_one else y, x, config=config)
+    ctx.ccl._anywhere.all_reduce(other := ordinary if is_one else z, other, config=config)
+    found = {each.request.options["in_place"] for each in ctx._binder.bound_anywhere.values()}
+    assert found == {True} if is_one else {True, False}  # copies are as the call
+    return [*out.unique().tolist(), *other.unique().tolist()]
 
 
 @pytest.mark.parametrize(("system_size", "workspace"), [("1MiB", "64KiB"), ("128KiB", "256KiB")])
@@ -114,9 +156,30 @@ def test_memory_in_use(pool, job, num_ranks, device):
     assert pool.run(job, num_ranks, device) == [None] * num_ranks
 
 
-@pytest.mark.parametrize("is_bound", [False, True])
-def test_threads_take_turns(pool, is_bound):
-    assert pool.run(beside_each_other, 2, "cpu", is_bound) == [[[3.0]] * 3] * 2
+@pytest.mark.parametrize("how", ["plain", "bound", "anywhere"])
+def test_threads_take_turns(pool, how):
+    assert pool.run(beside_each_other, 2, "cpu", how) == [[[3.0]] * 3] * 2
+
+
+@pytest.mark.parametrize("num_ranks", [2])
+def test_members_whose_tensors_lie_differently(pool, num_ranks, device):
+    assert pool.run(in_any_mode, num_ranks, device) == [[[num_ranks]] * 3] * num_ranks
+
+
+@pytest.mark.parametrize("num_ranks", [2])
+@pytest.mark.parametrize("ranks", [[0], [1], []])
+def test_a_call_may_be_in_place_on_some_members(pool, num_ranks, device, ranks):
+    assert pool.run(in_place_on_some, num_ranks, device, ranks) == [[num_ranks**2, num_ranks]] * num_ranks
+
+
+def test_copies_do_not_outlive_the_context():
+    ctx = Iris("1MiB", device="cpu")
+    ctx.ccl._anywhere.all_reduce(ctx.ones(64), ctx.ones(64))
+    heap = f"{ctx.heap.heap_bases[0]:x}-"
+    ctx.close()
+    gc.collect()
+    with open("/proc/self/maps") as maps:
+        assert not any(line.startswith(heap) for line in maps)
 
 
 @pytest.mark.parametrize("num_ranks", [4])

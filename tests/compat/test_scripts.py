@@ -22,7 +22,9 @@ from tables import table
 
 import iris_gluon as iris_gl
 import iris_triton as iris
+from iris_core.torch_backend.library import name_of
 from iris_triton.language.blocks import lanes
+from iris_triton.rocm_iris import ported_context
 from iris_triton.testing.compile_only import assembly, compile_for
 from iris_triton.testing.languages import in_gluon
 
@@ -65,11 +67,29 @@ def load_from_torchs_symmetric_memory():
     torch.cuda.synchronize()
 
 
+def operators_of_torch(device):
+    """They work with a script's context, and have torch's layouts: all_to_all exchanges rows."""
+    with environment(IRIS_DEVICE=device):
+        ctx = ported_context.iris(1 << 22)
+    rank, size = ctx.get_rank(), ctx.get_num_ranks()
+    x = torch.arange(size * 4.0, device=ctx.device).view(size, 4) + 100 * rank
+    found = torch.ops.iris.all_to_all(x, name_of(ctx))
+    assert found.tolist() == [[rank * 4.0 + i + 100 * other for i in range(4)] for other in range(size)]
+    ones = torch.ones(size, 4, device=ctx.device)
+    assert torch.ops.iris.matmul_all_reduce(ones, ones.T @ ones, None, name_of(ctx)).unique().tolist() == [4 * size**2]
+    ctx.barrier()
+
+
 # -- tests ------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.exhaustive)])
 @table(("module", "script"), SCRIPTS)
 def test_script(pool, module, script, num_ranks, device):
     pool.run(run_script, num_ranks, module, script, device)
+
+
+@pytest.mark.parametrize("num_ranks", [2])
+def test_operators_of_torch(pool, num_ranks, device):
+    pool.run(operators_of_torch, num_ranks, device)
 
 
 @pytest.mark.parametrize("num_ranks", [4])

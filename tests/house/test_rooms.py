@@ -43,14 +43,14 @@ BUDGETS = {
     "iris_core/ccl": 372,
     "iris_core/cli": 1662,
     "iris_core/device": 1414,
-    "iris_core/dispatch": 3440,
+    "iris_core/dispatch": 3445,
     "iris_core/heap": 2705,
     "iris_core/nn": 867,
     "iris_core/ops": 1198,
     "iris_core/providers": 2049,
     "iris_core/registry": 934,
     "iris_core/testing": 2000,
-    "iris_core/torch_backend": 2363,
+    "iris_core/torch_backend": 2366,
     "iris_core/tracing": 509,
     "iris_core/tuning": 427,
     "iris_core/world": 2221,
@@ -59,13 +59,13 @@ BUDGETS = {
     "iris_allocators/nccl": 234,
     "iris_allocators/vmem": 667,
     "iris_triton/*.py": 1522,
-    "iris_triton/collectives": 4248,
+    "iris_triton/collectives": 4249,
     "iris_triton/checker": 4116,
     "iris_triton/demos": 151,
     "iris_triton/gemm": 2289,
     "iris_triton/interpreter": 3666,
     "iris_triton/language": 1806,
-    "iris_triton/rocm_iris": 1028,
+    "iris_triton/rocm_iris": 1033,
     "iris_triton/testing": 578,
     "iris_triton/tiles": 1055,
     "iris_gluon/*.py": 698,
@@ -75,7 +75,7 @@ BUDGETS = {
 
 # What came after the rooms were built, in whose budgets it is: lines at most of each, and the modules and packages.
 FEATURES = {
-    "PyTorch": (2546, ("iris_core.torch_backend", "iris_core.dispatch.traced")),
+    "PyTorch": (2552, ("iris_core.torch_backend", "iris_core.dispatch.traced")),
     "several nodes": (
         2545,
         (
@@ -98,7 +98,7 @@ FEATURES = {
     ),
     "checker": (4500, ("iris_triton.checker", "iris_core.cli.check", "iris_core.cli.all_orders")),
 }  # fmt: skip
-REST = 39_398
+REST = 39_406
 """Lines of all else, at most; 38,000 were planned."""
 
 # What does not keep to the rules yet: only ever shorter.

@@ -1,8 +1,10 @@
 """The cache of calls in C: it finds a call exactly if the one that was kept had tensors like these."""
 
+import contextlib
 import gc
 import itertools
 import random
+import sys
 import threading
 import weakref
 
@@ -101,6 +103,19 @@ def test_how_is_compared_by_value_or_is_the_same_object():
     for place, other in ((0, "min"), (0, how), (1, 1000.0), (1, 1), (2, (0, True)), (2, (0,)), (3, 1), (4, 1)):
         assert cache(x, (*how[:place], other, *how[place + 1 :])) is None, other
     assert cache(x, (*how, [0])) is None
+
+
+def test_at_the_end_of_the_stack_nothing_is_found_at_worst():
+    def ask(depth, how):
+        return ask(depth - 1, how) if depth else cache(x, how)
+
+    cache, x, found = new(), (ARENA[64:128],), set()
+    cache.keep(x, ((1, 10**30),), "value")
+    for depth in range(sys.getrecursionlimit()):
+        with contextlib.suppress(RecursionError):
+            found.add(ask(depth, ((1, 10 ** len("x" * 30)),)))
+    assert found <= {"value", None}
+    assert "value" in found
 
 
 def test_holds_many_calls_and_lets_them_go():

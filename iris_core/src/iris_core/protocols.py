@@ -299,7 +299,7 @@ class CallCache(Protocol):
     """Recent calls by what their tensors are like: a quick look, before a key is made of them in Python.
 
     Calls are equal if their tensors have the same shapes, strides, dtypes, devices, alignment to 16 bytes, are on the
-    heap or not, and lie equally far from each other where they overlap; and `how` has the same objects.
+    heap or not, and lie equally far from each other where they overlap; and `how` has the same objects, or equal texts.
     """
 
     def __call__(self, tensors: tuple[Any, ...], how: tuple[Any, ...]) -> Any:

@@ -135,8 +135,12 @@ static int has_value(PyObject *object) {
 static int is_same(PyObject *one, PyObject *other) {
   if (one == other)
     return 1;
-  return Py_TYPE(one) == Py_TYPE(other) && has_value(one) && has_value(other) &&
-         PyObject_RichCompareBool(one, other, Py_EQ) == 1; /* which fails for none of these */
+  if (Py_TYPE(one) != Py_TYPE(other) || !has_value(one) || !has_value(other))
+    return 0;
+  int is_equal = PyObject_RichCompareBool(one, other, Py_EQ);
+  if (is_equal < 0) /* the stack is exhausted, which the next call in Python says */
+    PyErr_Clear();
+  return is_equal == 1;
 }
 
 /* Return the place of a call, or where it may be kept; `is_it` tells whether it is there. */

@@ -221,6 +221,7 @@ class Binder:
         caches = (make(own, own + heap.nbytes, skips_float32) for skips_float32 in (False, False, *[not on_cpu] * 2))
         self.bound, self.bound_anywhere, self.fused, self.fused_anywhere = self.launches = [*map(Launches, caches)]
         self.fused_anywhere.scratch = self.fused.scratch
+        self.copies: dict[Any, torch.Tensor | None] = {}  # of `Anywhere`
         self.held: dict[int, Bound] = {}  # those of `ctx.ops` that graphs know
         self.workspaces: weakref.WeakSet[Any] = weakref.WeakSet()  # of callers of `ctx.ops`
         limit = context.settings.ccl_workspace
@@ -506,6 +507,7 @@ class Binder:
                 workspace.reset()
         self.forget(_CLOSED)
         self.fused.scratch.clear()
+        self.copies.clear()
         self.memory.of_all = ()
         for order in self._orders.values():
             order.close()

@@ -17,7 +17,7 @@ from torch._compile import _disable_dynamo
 
 from iris_core.dispatch.config import CONFIGS
 from iris_core.dispatch.products import NORM
-from iris_core.dispatch.requests import ALIGNMENT_NBYTES, ALL_IN_PLACE, OPS, UNRECORDED, shared_facts
+from iris_core.dispatch.requests import ALIGNMENT_NBYTES, ALL_IN_PLACE, OPS, UNRECORDED, is_empty, shared_facts
 from iris_core.errors import ArgumentError, HeapClosedError, UnsupportedError
 
 is_compiling = torch.compiler.is_compiling
@@ -37,7 +37,7 @@ _calls: dict[str, tuple[Any, ...]] = {}
 
 
 class Anywhere:
-    """Binds calls of members whose tensors lie differently, of `ctx.ccl` or of `ctx.ops`.
+    """Binds calls of members whose tensors lie differently.
 
     At the first call of a kind, members agree whether the tensors of all are on the heap.  If so, later calls use those
     that are, and a member with others passes copies, for which the heap has room.  If not, calls use none there.
@@ -45,8 +45,7 @@ class Anywhere:
 
     def __init__(self, binder: Any) -> None:
         self._binder = binder
-        self._memory: dict[tuple[int, ...], torch.Tensor] = {}  # for copies, by members
-        self._kinds: dict[Any, torch.Tensor | None] = {}  # memory for a kind's copies; None if not all were on the heap
+        self._memory: dict[Any, torch.Tensor | None] = binder.copies  # by members; by kind, None if not all have theirs
 
     def bind(self, call: Any, key: Any, holder: Any) -> Any:
         """Return the bound launch of a call; see `Binder.bind`.  Collective."""
@@ -59,19 +58,20 @@ class Anywhere:
             request = call.describe(here, members)
             call.check(request, here)
             which, reached = _REACHED[call.op]
-        if not which or not request.nbytes or request.options.get("uneven"):
+        if not which or is_empty(request) or request.options.get("uneven"):
             return binder.bind(call, key, holder, elsewhere)
         tensors = [call.tensors[place] for place in which]
         is_here = all(getattr(request, name) for name in reached) and all(each.is_contiguous() for each in tensors)
         facts = shared_facts(call.describe(elsewhere, members))
         kind = members, *facts.values()
-        if kind not in self._kinds:
-            is_agreed = all(binder.members.gather(members, facts, is_here))
-            self._kinds[kind] = self._reserve(members, tensors) if is_agreed else None
-        memory = self._kinds[kind]
+        with binder._binding:  # threads that come at the same time agree on a kind once
+            if kind not in self._memory:
+                is_agreed = all(binder.members.gather(members, facts, is_here))
+                self._memory[kind] = self._reserve(members, tensors) if is_agreed else None
+            memory = self._memory[kind]
         if memory is None or is_here:
             return binder.bind(call, key, holder, elsewhere if memory is None else here)
-        bound = self._copying(call, which, memory, holder)
+        bound = self._copying(call, which, request.options.get("in_place"), memory, holder)
         if key is not None:
             holder().keep(key, bound)
         return bound
@@ -87,12 +87,14 @@ class Anywhere:
             return self._memory[members]
         return None
 
-    def _copying(self, call: Any, which: tuple[int, ...], memory: torch.Tensor, holder: Any) -> Any:
-        """Bind a call on copies of some of its tensors; what is written is copied back."""
+    def _copying(self, call: Any, which: tuple[int, ...], in_place: Any, memory: torch.Tensor, holder: Any) -> Any:
+        """Bind a call on copies of some of its tensors, in place if it is; what is written is copied back."""
         copies, begin = dict[int, torch.Tensor](), 0
+        first = min(call.tensors[place].data_ptr() for place in which)
         for place in which:
             each = call.tensors[place]
-            copies[place] = memory[begin:][: each.nbytes].view(each.dtype).view(each.shape)
+            at = each.data_ptr() - first if in_place else begin
+            copies[place] = memory[at:][: each.nbytes].view(each.dtype).view(each.shape)
             begin += -(-each.nbytes // ALIGNMENT_NBYTES) * ALIGNMENT_NBYTES
 
         def passed(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -101,11 +103,12 @@ class Anywhere:
         inner = self.bind(call._replace(tensors=passed(call.tensors)), None, holder)
 
         def launch(plan: Any, *tensors: Any) -> None:
-            for place in which:
-                copies[place].copy_(tensors[place])
-            inner.launch(*passed(tensors))
-            if 0 in which:
-                tensors[0].copy_(copies[0])
+            with torch.inference_mode():  # whatever the caller's mode is, and was when there was no memory yet
+                for place in which:
+                    copies[place].copy_(tensors[place])
+                inner.launch(*passed(tensors))
+                if 0 in which:
+                    tensors[0].copy_(copies[0])
 
         bound = copy.copy(inner)
         bound._set_launch(launch)

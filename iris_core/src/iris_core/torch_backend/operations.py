@@ -246,8 +246,11 @@ class GroupOperations:
             if side is None:
                 side = self._sides[device] = SideStream(device.index)
             side.follow()
-            on_stream(side.stream, run)
-            return StreamWork(result, device, side, tensors)
+            try:
+                on_stream(side.stream, run)
+            finally:  # also where a part of it was launched
+                begun = StreamWork(result, device, side, tensors)
+            return begun
         if not is_async and (self._last is None or self._last.done()):
             run()
             return DoneWork(result, device)

@@ -84,8 +84,9 @@ class PullReduce(KernelCollective):
         return self.model(request, barriers=2, moved=moved, copied=request.nbytes * staged)
 
     def _is_direct(self, request: CollectiveRequest) -> bool:
-        # In place, a rank would overwrite what others still read.
-        return request.direct_in and not (self.op == "all_reduce" and request.options["in_place"])
+        # In place, a rank would overwrite what others still read.  Members need not know of each other that they do.
+        may_overwrite = request.options["in_place"] or request.options.get("anywhere", False)
+        return request.direct_in and not (self.op == "all_reduce" and may_overwrite)
 
     def plan(self, request: CollectiveRequest, team: Team) -> Plan:
         op, carrier = self.reduction(request)

@@ -6,6 +6,7 @@ Fields for which kernels here have no use are left out, which is said once; `iri
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Any, TypeVar
 
 from iris_core.device.targets import on_device
@@ -106,6 +107,10 @@ class Ported:
     def __init__(self, binder: Binder) -> None:
         super().__init__(binder)  # type: ignore[call-arg]
         self._plainer: dict[Any, Any] = {}  # by operation and config: the one with which `_oblige` has run such a call
+
+    @cached_property
+    def _anywhere(self) -> Any:  # torch's programs know torch's layouts only
+        return type(self).__bases__[-1](self._binder, anywhere=True)
 
     def _describe(self, op: str, *arguments: Any) -> Any:
         return super()._describe(op, *self._laid_out(op, *arguments))  # type: ignore[misc]
