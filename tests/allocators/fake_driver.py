@@ -156,7 +156,6 @@ class FakeVmm(Faulty):
         """Handles, mappings, reservations, and bytes of the device that are in use."""
         return sum(each.handles for each in self._memory.values()), len(self._mappings), len(self._reserved), self.used
 
-    # -- addresses ----------------------------------------------------------------------------------------------------
     def granularity(self):
         return GRANULE
 
@@ -175,7 +174,6 @@ class FakeVmm(Faulty):
         _, mapped, size = self._reserved.pop(ptr)
         assert _libc.munmap(mapped, size) == 0
 
-    # -- physical memory ----------------------------------------------------------------------------------------------
     def create(self, nbytes):
         self._check(nbytes > 0 and nbytes % GRANULE == 0)
         self._check(self.used + nbytes <= self.total, OUT_OF_MEMORY)
@@ -201,7 +199,7 @@ class FakeVmm(Faulty):
     def import_fd(self, fd):
         return self._handle(_Memory(os.dup(fd), os.fstat(fd).st_size, 0))
 
-    # -- multicast: an object's file counts the devices, for all processes -------------------------------------------
+    # An object's file counts the devices, for all processes.
     def multicast_granularity(self, num_devices, nbytes):
         if not self.has_multicast:
             raise UnsupportedError("this device does not support multicast")
@@ -246,7 +244,6 @@ class FakeVmm(Faulty):
     def memory_info(self):
         return self.total - self.used, self.total
 
-    # -- mappings -----------------------------------------------------------------------------------------------------
     def map(self, ptr, nbytes, handle):
         memory = self._held(handle)
         self._check(ptr % GRANULE == 0 and nbytes % GRANULE == 0 and 0 < nbytes <= memory.nbytes)

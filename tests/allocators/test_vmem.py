@@ -30,7 +30,6 @@ class TestVmemOnPretendedDriver(AllocatorConformance):
     make_importable = pytest.fixture(lambda self: make_importable)
 
 
-# -- addresses and granules -------------------------------------------------------------------------------------------
 @table("nbytes, granule", [(1, GRANULE), (64 * GRANULE, GRANULE), (65 * 2 * GRANULE, 4 * GRANULE)])
 def test_the_default_granule_grows_with_the_heap(made, nbytes, granule):
     allocator = made.allocator(nbytes, granule=None)
@@ -67,7 +66,6 @@ def test_heaps_that_do_not_fit_are_refused(made):
         two.import_peer(0, [Segment(8 * GRANULE, GRANULE, segment.payload, segment.fd)])
 
 
-# -- steps that fail --------------------------------------------------------------------------------------------------
 def test_two_failures_leave_nothing_and_no_place_unusable(made):
     """The undo of a step fails as well: of a growth, of an import, of a peer's memory."""
     driver = made.driver()
@@ -90,7 +88,6 @@ def test_two_failures_leave_nothing_and_no_place_unusable(made):
     allocator.tensor(0, 2 * GRANULE, nothing).fill_(1)
 
 
-# -- existing tensors -------------------------------------------------------------------------------------------------
 def test_memory_that_cannot_be_shared_says_what_would_help(made):
     allocator = made.allocator(16 * GRANULE)
     pieces = made.pieces(allocator._driver, 1, 2, 1)
@@ -105,7 +102,6 @@ def test_memory_that_cannot_be_shared_says_what_would_help(made):
         allocator.import_tensor(15 * GRANULE, pieces.tensor(0, (GRANULE,)), nothing)
 
 
-# -- the end ----------------------------------------------------------------------------------------------------------
 def refuse(thread):
     raise RuntimeError("can't create new thread at interpreter shutdown")
 

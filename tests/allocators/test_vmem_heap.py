@@ -62,7 +62,6 @@ def refused(made, cluster, function, kind=PeerAccessError):
     return [str(error) for error in errors]
 
 
-# -- growth -----------------------------------------------------------------------------------------------------------
 @table("multicast", [False, True])
 def test_memory_comes_when_it_is_used_and_goes_when_it_is_free(made, multicast):
     """Also what multicast addresses reach: at every moment, what all ranks have."""
@@ -168,7 +167,6 @@ def test_whichever_driver_call_fails_the_ranks_raise_the_same_and_go_on(made, ra
     assert num_calls > (100 if multicast else 80)
 
 
-# -- multicast --------------------------------------------------------------------------------------------------------
 def bound(cluster):
     """Whether each rank has multicast addresses, and how many bytes of its heap they reach."""
     bases = [heap.multicast_base != 0 for heap in cluster.heaps]
@@ -240,7 +238,6 @@ def test_ranks_with_different_granules_are_told_so(made):
     assert f"rank 0 {GRANULE}, rank 1 {2 * GRANULE}" in errors[0]
 
 
-# -- existing tensors -------------------------------------------------------------------------------------------------
 def external(made, cluster, start=0, shape=(8,), sizes=(2, 1)):
     """Memory that is not the heaps', by rank, and a tensor in each."""
     pieces = [made.pieces(driver, *sizes) for driver in cluster.drivers]
@@ -320,7 +317,6 @@ def test_a_failing_undo_of_an_import_keeps_the_ranks_together(made, c):
     assert c.offsets(shared) == [0, 0]
 
 
-# -- groups -----------------------------------------------------------------------------------------------------------
 def regions_of(cluster, members, nbytes):
     """A region of some ranks, (its offset, a tensor in it) by rank, or the error of a member."""
     hub = Hub(len(members))

@@ -108,7 +108,6 @@ def test_a_graph_is_captured_after_eager_calls_and_verified_by_a_replay(gpu, mea
     assert (result.calls, result.timer, result.num_ranks) == (40, "graph", 2)
 
 
-# -- do_bench ---------------------------------------------------------------------------------------------------------
 @pytest.fixture
 def calls(monkeypatch):
     """The names of what was called, on a machine without a GPU whose calls take 1, 2, 3, ... ms."""

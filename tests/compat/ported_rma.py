@@ -17,7 +17,6 @@ import iris
 BLOCK = 128
 
 
-# -- remote accesses, with the partner of AMD's tests -------------------------------------------------------
 @triton.jit
 def exchange(
     data, got, put, copied, sums, cur_rank: tl.constexpr, heap_bases, context, world: tl.constexpr, BLOCK: tl.constexpr
@@ -94,7 +93,6 @@ def context_tensor():
     shmem.barrier()
 
 
-# -- allocations, which are barriers there ----------------------------------------------------------------------------
 @triton.jit
 def give_and_take(inp, out, got, n, cur_rank: tl.constexpr, world: tl.constexpr, heap_bases, BLOCK: tl.constexpr):
     """Put into the peers' new memory, and copy from what they have written just before."""
@@ -135,7 +133,6 @@ def allocations(turns=15, latest_s=0.0):
     shmem.barrier()
 
 
-# -- peers' memory: on the host, and through a table of addresses -----------------------------------------------------
 @triton.jit
 def load_and_add(x, found, rank: tl.constexpr, partner: tl.constexpr, peers, BLOCK: tl.constexpr):
     """Load from the partner, and add to it, where the table says that it has its memory."""

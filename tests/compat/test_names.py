@@ -21,7 +21,7 @@ from iris_core.errors import UnsupportedError
 from iris_core.heap import tensors
 from iris_triton.rocm_iris import ported_context  # noqa: F401 - a question asks it
 
-# -- what there is, beside the names that the tables below call -------------------------------------------------------
+# Beside those that the tables below call.
 NAMES = {
     "iris": "get_device_id_for_rank Context TraceEvent Tile TileView TensorView AllReduceConfig load store copy get put"
     " atomic_add atomic_cas atomic_xchg atomic_xor atomic_or atomic_and atomic_min atomic_max hip experimental ops"
@@ -72,7 +72,6 @@ def test_numbers_of_events_and_reductions(ctx):
     assert {name: int(iris.ccl.ReduceOp[name]) for name in REDUCTIONS} == REDUCTIONS
 
 
-# -- how it is called -------------------------------------------------------------------------------------------------
 RANDOM = "*args, generator=None, out=None, dtype=None, layout=torch.strided, device=None, requires_grad=False"
 MADE = "out=None, dtype=None, layout=torch.strided, device=None, requires_grad=False"
 MEMBERS = "group=None, async_op=False, config=None"
@@ -243,7 +242,6 @@ def test_configs_can_be_changed():
     fused.validate(world_size=3)
 
 
-# -- what it answers --------------------------------------------------------------------------------------------------
 ANSWERS = {
     # 1.1, 1.2
     "ctx.comm": None, "(ctx.num_ranks, ctx.get_num_ranks(), ctx.cur_rank, ctx.get_rank())": (1, 1, 0, 0),

@@ -36,7 +36,6 @@ SCRIPTS = [
 SCRIPTS.remove(("ported_rma", "peers_memory"))  # which has a test of its own
 
 
-# -- rank jobs --------------------------------------------------------------------------------------------------------
 def run_script(module, script, device, *args):
     """Call a script; its contexts take their device from the environment, since their constructor has no such name."""
     with environment(IRIS_DEVICE=device):
@@ -65,7 +64,6 @@ def load_from_torchs_symmetric_memory():
     torch.cuda.synchronize()
 
 
-# -- tests ------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.exhaustive)])
 @table(("module", "script"), SCRIPTS)
 def test_script(pool, module, script, num_ranks, device):

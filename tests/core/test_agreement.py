@@ -22,7 +22,6 @@ def keep(heap, n, dtype=F32):
     return t
 
 
-# -- divergence -------------------------------------------------------------------------------------------------------
 def kept(heap, odd):
     with heap.scope() as scope:
         t = keep(heap, 4)
@@ -91,7 +90,6 @@ def test_the_heap_can_be_used_after_a_divergence_was_reported_and_drops_are_not_
         assert c.blocks() == [[256], [256]]
 
 
-# -- any sequence of calls --------------------------------------------------------------------------------------------
 NBYTES = 1 << 14
 DTYPES = [torch.uint8, torch.int16, torch.float32, torch.complex128]
 STEPS = st.lists(

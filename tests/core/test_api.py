@@ -128,7 +128,6 @@ def test_symmetry_of_tensors_and_many_contexts_at_once(ctx):
         ctx.free(t)
 
 
-# -- errors of kernels, and closing -----------------------------------------------------------------------------------
 def late(ctx):
     """Leave on the page of reports what a wait writes that has reached its bound."""
     words, first = ctx._reports._page.words, ctx._reports._page.first(0)

@@ -34,7 +34,6 @@ def run(capsys, *arguments):
     return status, captured.out, captured.err
 
 
-# -- the frame --------------------------------------------------------------------------------------------------------
 def test_help_lists_every_subcommand(capsys):
     status, out, _ = run(capsys, "--help")
     assert status == 0
@@ -52,7 +51,6 @@ def test_a_closed_pipe_is_no_traceback():
     assert "Traceback" not in done.stderr
 
 
-# -- iris plugins -----------------------------------------------------------------------------------------------------
 def states(capsys):
     status, out, _ = run(capsys, "plugins", "--json")
     return status, {(each["kind"], each["name"], each["distribution"]): each for each in json.loads(out)}
@@ -98,7 +96,6 @@ def test_plugins_shows_every_state_and_fails_only_for_broken(capsys, site, monke
             assert reason in row["reason"]
 
 
-# -- iris config ------------------------------------------------------------------------------------------------------
 def test_config(capsys, clean_environment, monkeypatch):
     monkeypatch.setenv("IRIS_HEAP_SIZE", "2MiB")
     monkeypatch.setenv("IRIS_HEAPSIZE", "2MiB")
@@ -139,7 +136,6 @@ def test_config_lists_the_settings_of_others_beside_those_of_a_damaged_plugin(ca
     assert words in err
 
 
-# -- iris tune --------------------------------------------------------------------------------------------------------
 ENTRY = Entry("all_reduce", "*", (4096,), "fast", 1e-6)
 TUNE = ("tune", "--device", "cpu", "--ranks", "2")
 
@@ -185,7 +181,7 @@ def test_what_was_measured_replaces_another_table_of_the_cache(capsys, tmp_path,
     assert [entry.algorithm for entry in read_table(path).entries] == ["fast"]
 
 
-# -- iris bench model: its figures are those of docs/scaling.md, which tests/docs compares ----------------------------
+# Figures are those of docs/scaling.md, which tests/docs compares.
 @table("gpus", [1, 4])  # one GPU alone sends nothing
 def test_the_model_of_several_nodes(capsys, gpus):
     assert main(["bench", "model", "--gpus", str(gpus), "--rail-gbs", "12.5"]) == 0
@@ -195,7 +191,6 @@ def test_the_model_of_several_nodes(capsys, gpus):
     assert f"{machine.seconds('all_to_all', 1 << 30) * 1e6:,.0f}" in out
 
 
-# -- iris demo ---------------------------------------------------------------------------------------------------------
 ROW = {
     **{"name": "heat", "title": "heat solver", "ranks": 2, "backend": "triton", "allocator": "host", "device": "cpu"},
     **{"time_s": 1.0, "error": 1e-6, "tolerance": 1e-5, "detail": "64 x 64", "ok": True},
@@ -246,7 +241,7 @@ def test_where_it_runs(monkeypatch, gpus, ranks, device, expected):
     assert ("share a GPU" in note) == (expected in [(4, "cuda"), (2, "cuda:1")] and (gpus, ranks) != (8, None))
 
 
-# -- mistakes: each is one line that says so, before torch is imported, and no traceback ------------------------------
+# Each is one line that says so, before torch is imported, and no traceback.
 MISTAKES = {
     "demo --ranks 0": "a whole number from 1 to", "demo --ranks x": "int value: 'x'; iris demo --help says more",
     "demo --ranks 999999": "not 999999: a rank takes about", "tune --ranks 999999": "not 999999: a rank takes about",

@@ -60,7 +60,6 @@ def fused_request(size):
     )  # fmt: skip
 
 
-# -- what may come instead of a value ---------------------------------------------------------------------------------
 SCALARS = (
     st.none() | st.booleans() | st.text(max_size=5) | st.floats() | st.integers()
     | st.sampled_from([0, -1, 1e-320, 1e300, 10**400, "", "all_reduce", "cpu", math.nan, math.inf])
@@ -164,7 +163,6 @@ def test_a_table_is_used_as_it_is_or_left_out(of_collectives, of_operations):
     check_table(of_operations, OPERATIONS, [fused_request(size) for size in (1, 3, 4)])
 
 
-# -- what is in place of a file ---------------------------------------------------------------------------------------
 def replace(path, make, *args):
     path.unlink()
     make(path, *args)

@@ -38,7 +38,6 @@ def report(capsys, *arguments):
     return status, document, {each["subject"]: (each["verdict"], each["text"]) for each in document["findings"]}
 
 
-# -- the report -------------------------------------------------------------------------------------------------------
 def test_the_whole_report_on_a_healthy_machine(capsys, clean_environment, forked_ranks, monkeypatch):
     monkeypatch.setenv("IRIS_BLOCK", "gluon,nccl")
     status, document, found = report(capsys)
@@ -100,7 +99,6 @@ def test_it_goes_on_where_a_core_setting_is_wrong_or_torch_is_not_there(capsys, 
     assert "no backend and allocator can be used together here" in found["self-test"][1]
 
 
-# -- what plugins bring -----------------------------------------------------------------------------------------------
 def diagnosing(name, body, **info):
     hook = f"""
     @hookimpl
@@ -131,7 +129,6 @@ def test_what_hangs_is_ended(capsys, clean_environment):
     assert found["GPUs"] == found["plugins"] == ("broken", "examining them: did not end within 0.01 s")
 
 
-# -- GPUs -------------------------------------------------------------------------------------------------------------
 @pytest.fixture
 def gpus(monkeypatch):
     """Lets torch have H200s that are none; returns the findings of the steps that ask it, and the facts."""
@@ -186,7 +183,6 @@ def test_no_gpu(gpus, monkeypatch, cuda, present, hidden, init, verdict, text):
     assert facts["gpus"] == facts["pairs"] == []
 
 
-# -- the machine ------------------------------------------------------------------------------------------------------
 def refuse(*args):
     raise PermissionError(1, "Operation not permitted")
 
@@ -206,7 +202,6 @@ def test_what_the_machine_lacks_is_told(monkeypatch, what, stand_in, subject, ve
     assert (list(found) == ["python", "platform"]) == (subject == "platform")
 
 
-# -- which self-tests there are ---------------------------------------------------------------------------------------
 @pytest.fixture
 def registry(site):
     """Pretended plugins: two backends, allocators for CPUs and GPUs, and one that fits nothing."""
@@ -243,7 +238,6 @@ def test_self_tests_are_on_all_gpus_and_on_the_cpu_where_there_are_fewer_than_tw
     } == expected
 
 
-# -- self-tests: third parties' backends that are wrong, crash, hang or say nothing, on CPU ranks ---------------------
 BODY = """
 from iris_core.diagnosis import PairCheck
 from iris_triton.settings import TritonSettings
@@ -269,7 +263,6 @@ def made(ranks=2):
     return SelfTest("theirs", "host", "cpu", ranks)
 
 
-# -- one rank ---------------------------------------------------------------------------------------------------------
 DEFINED = "def self_test(self, context, begin):\n    "
 PASSED, FAILED, SKIPPED = ("passed", Verdict.OK), ("failed", Verdict.BROKEN), ("skipped", Verdict.NOTE)
 
@@ -307,7 +300,6 @@ def test_a_third_partys_own_on_a_rank_alone(site, monkeypatch, forked_ranks, sou
         assert document["checks"] == [{"op": "touch", "rank": 0, "peer": 0, "problem": "", "ok": True}]
 
 
-# -- two ranks, in processes of their own -----------------------------------------------------------------------------
 @table(("of_rank_0", "ending", "problems"), [
     ("os.kill(os.getpid(), signal.SIGSEGV)", "rank 0 ended with exit code -11", ["rank 0 was in touch with rank 1"]),
     ("begin('barrier', None)", "", ["rank 0 was in barrier", "rank 1 was in touch with rank 0"]),
@@ -337,7 +329,6 @@ def self_test(self, context, begin):
     assert ending or len(list(site.folder.glob("hangs-*"))) == 2
 
 
-# -- the Triton backend's, with kernels that are wrong -----------------------------------------------------------------
 ODD = "3 * ((ctx.rank == 1) & (peer == 0))"
 WRONG = {
     "ctx.load(source + i, peer, ": "ctx.load(source + i, tl.where(ctx.rank == 0, 0, peer), ",

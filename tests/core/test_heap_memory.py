@@ -27,7 +27,6 @@ COPIES, IMPORTS = (), (Capability.IMPORT_TENSOR, Capability.DECOMMIT)
 GIVES_BACK = [(Capability.DECOMMIT,), (Capability.DECOMMIT, Capability.GROWTH)]
 
 
-# -- memory that comes and goes ---------------------------------------------------------------------------------------
 def test_growth_that_fails_on_one_rank_fails_on_all_where_nothing_can_be_given_back():
     full = HeapExhaustedError("rank 2: full", requested_bytes=8192, free_bytes=10, largest_free_bytes=9)
     with Cluster(3, 1 << 16, Capability.GROWTH) as c:
@@ -69,7 +68,6 @@ def test_a_device_that_fails_on_one_rank_is_told_everywhere(call, kind):
         c.barrier()
 
 
-# -- memory of groups -------------------------------------------------------------------------------------------------
 def take(c, members, nbytes, kind=ThreadWorld):
     """Offset of what some ranks get, by rank, an error standing for it."""
     hub = Hub(len(members))
@@ -197,7 +195,6 @@ def test_a_group_that_is_interrupted_takes_nothing_from_others(provides):
         assert 0 < take(c, (0,), 1000)[0] <= places[0] - 1000
 
 
-# -- as_symmetric -----------------------------------------------------------------------------------------------------
 def test_as_symmetric_copies_where_memory_cannot_be_imported():
     with Cluster(2) as c:
         source = torch.arange(12.0).view(3, 4).t().requires_grad_()

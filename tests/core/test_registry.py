@@ -41,7 +41,6 @@ def only(registry):
     return record
 
 
-# -- discover ---------------------------------------------------------------------------------------------------------
 def test_discovery_imports_nothing_and_reads_all_four_groups_and_no_others(site):
     module = site.provider("mine")
     points = {"iris.allocators": {"a": "m:x"}, "iris.backends": {"b": "m:x"}, "iris.collectives": {"c": "m:x"}}
@@ -65,7 +64,6 @@ def test_discovery_imports_nothing_and_reads_all_four_groups_and_no_others(site)
         assert names[name, kind] == f"iris-{distribution}"
 
 
-# -- load: plugins that are not right ---------------------------------------------------------------------------------
 HOOK = "from iris_core.hooks import hookimpl\nclass P:\n    @hookimpl\n    def {}: yield\nplugin = P()\n"
 CPU_ONLY = "devices=frozenset({DeviceType.CPU})"
 
@@ -133,14 +131,12 @@ def test_the_plugin_api_is_checked(site, api, usable):
     assert only(registry).state is PluginState.INCOMPATIBLE
 
 
-# -- states -----------------------------------------------------------------------------------------------------------
 def test_a_misspelt_block_is_told(site, log):
     site.provider("mine")
     site.registry(block=["mime"])
     assert "'mime', which is not installed; did you mean mine?" in log.text
 
 
-# -- names ------------------------------------------------------------------------------------------------------------
 @table(("kind", "name", "words", "close"), [
     (ALLOCATOR, "rnig", "^no allocator named 'rnig' is installed; installed are ring, tree; did you", ("ring",)),
     (ALLOCATOR, "ring@iris-two", "", ("ring@iris-ring", "tree@iris-tree")),
@@ -155,7 +151,6 @@ def test_not_found_lists_what_is_there_and_says_how_to_install(site, kind, name,
     assert caught.value.close_matches == close
 
 
-# -- create, register -------------------------------------------------------------------------------------------------
 class Noted:
     @hookimpl
     def iris_plugin_info(self):
@@ -202,7 +197,6 @@ def test_register_and_unregister(site):
     assert registry.register(OBSERVER, Nameless(), name="quiet").api == ""
 
 
-# -- observers: told what happens, and harmless when they fail ---------------------------------------------------------
 @table("body", ["raise SystemExit(3)", "raise RuntimeError('in the hook')"])
 def test_one_that_raises_is_reported_once_and_does_not_stop_the_others(site, log, body):
     log.clear()
@@ -244,7 +238,6 @@ def test_notify_follows_blocking(site):
     assert [context for _, context in sys.modules[module].seen] == [1, 2, 4]
 
 
-# -- damaged distributions, and plugins whose code raises or says nonsense --------------------------------------------
 ABSENT = {"iris.allocators": {"bad": "there_is_no_such:plugin"}}
 
 
@@ -305,7 +298,6 @@ def test_entry_points_that_cannot_be_read_are_warned_about_once(site, log, monke
     assert str(info) in warning
 
 
-# -- plugins whose code raises, or says nonsense ----------------------------------------------------------------------
 BODIES = [
     "raise SystemExit(3)", "import sys; sys.exit('stop')", "raise GeneratorExit", "raise StopIteration",
     "raise KeyError('inside')", "raise KeyboardInterrupt", "return None", "return 5", "return Availability('yes')",
@@ -350,7 +342,6 @@ def test_whatever_a_hook_raises_or_returns_is_an_error_of_its_plugin_unless_it_i
 INFO = "devices=frozenset({DeviceType.CPU}), provides=frozenset({Capability.REMOTE_LOAD_STORE})"
 
 
-# -- all of it at once, in a program -----------------------------------------------------------------------------------
 PROGRAM = """
 from iris_core import Iris
 

@@ -64,7 +64,6 @@ def crowd(pair, monkeypatch):
     return pair
 
 
-# -- automatic choice -------------------------------------------------------------------------------------------------
 def test_argument_beats_environment_beats_priority_and_name(pair, monkeypatch):
     needs = f"{CPU_ONLY}, requires=frozenset({{Capability.REMOTE_ATOMICS}}), priority=5"
     pair.provider("zz", "BACKEND", info=needs)
@@ -100,7 +99,6 @@ def test_auto_passes_over_what_cannot_be_used_and_says_why(crowd, log):
     assert "twice@iris-one: not chosen: conflicting" in plan.explain()
 
 
-# -- devices ----------------------------------------------------------------------------------------------------------
 def test_the_first_device_for_which_both_are_usable(pair):
     plan = choose(pair.registry(), targets=[GPU, CPU])
     assert chosen(plan) == ("pool", "lang", "cpu")
@@ -114,7 +112,6 @@ def test_the_first_device_for_which_both_are_usable(pair):
     assert chosen(choose(pair.registry(), targets=[GPU, CPU])) == ("gpupool", "wide", "cuda:1")
 
 
-# -- explicit choices fail loudly -------------------------------------------------------------------------------------
 def test_an_explicit_choice_that_cannot_be(crowd):
     crowd.provider("gpupool", "ALLOCATOR", info=f"{GPU_ONLY}, provides=frozenset(Capability)")
     for name, error, words, cause in (

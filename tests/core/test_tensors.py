@@ -85,7 +85,6 @@ def check_same_form(ctx, mine, theirs):
     assert not mine._is_view()
 
 
-# -- the same as torch ------------------------------------------------------------------------------------------------
 def results(owner, name, args, options, turn):
     """What is made, or the error, by a generator or the global one; and that one's next number."""
     generator = torch.Generator().manual_seed(7) if turn % 2 else torch.manual_seed(5)
@@ -155,7 +154,6 @@ def test_contexts_of_torch_do_not_interfere(ctx):
         assert ctx.ones(2).is_inference()
 
 
-# -- out= -------------------------------------------------------------------------------------------------------------
 OUT = {
     "zeros": ((2, 3),), "ones": ((2, 3),), "full": ((2, 3), 1.5), "arange": (6,), "linspace": (0, 1, 6),
     "rand": ((2, 3),), "randn": ((2, 3),), "randint": (9, (2, 3)),
@@ -211,7 +209,6 @@ def test_out_may_be_strided_and_may_require_grad_afterwards(ctx):
         ctx.empty(1, 2, 3, 4, out=ctx.empty(24), memory_format=torch.channels_last)
 
 
-# -- errors -----------------------------------------------------------------------------------------------------------
 @table("name", CASES)
 def test_options_that_the_heap_does_not_have(ctx, name):
     args, kwargs = CASES[name][0]

@@ -26,7 +26,6 @@ def enter(base, name, tests, plugin=None, **attributes):
     globals()[f"Test_{name}"] = suite(base, name, tests, **attributes)
 
 
-# -- allocators, and plugins as such ----------------------------------------------------------------------------------
 PASSED = {"test_static_info_is_complete", "test_static_probe_answers_for_every_device", "test_host_size_and_alignment"}
 """What mutants pass, if it is not about their mistakes."""
 OF_ALLOCATORS = tests_of(AllocatorConformance)
@@ -44,7 +43,6 @@ for _name, _plugin in {**plugins.PLUGINS, "heavy": heavy.plugin}.items():
     _tests = PASSED | functions_about(killers.PLUGINS[_name])
     enter(PluginConformance, _name, _tests, _plugin, kind=PluginKind.ALLOCATOR)
 
-# -- backends, alone and in a stack -----------------------------------------------------------------------------------
 OF_STACKS = {name for name in tests_of(StackConformance) if name.startswith("test_world_")}
 BARRIER = "test_world_device_barrier_of_the_host"
 """What most pass."""
@@ -72,7 +70,6 @@ for _name in plugins.FAMILIES:
 stack("right-stack", "right-backend", OF_STACKS, num_ranks=3)
 stack("crossed-stack", "right-backend", {BARRIER}, "own-peer", timeout_s=0.3)
 
-# -- collectives ------------------------------------------------------------------------------------------------------
 ALWAYS = {"test_static_protocol", "test_static_info_is_complete"}
 OF_OPS = ALWAYS | {"test_host_supports_always_answers", "test_world_calls"}
 """What shows that an operation is computed right; the rest is the same for all of them."""

@@ -117,7 +117,6 @@ def where(ctx, form: str) -> tuple:
     return ctx.get_heap_bases(), ctx.get_device_context(), ctx.cur_rank, ctx.num_ranks if form == "method" else None
 
 
-# -- loads, stores and copies -----------------------------------------------------------------------------------------
 def values(rank: int, dtype: torch.dtype) -> torch.Tensor:
     """Distinct per rank and position."""
     numbers = (torch.arange(4 * BLOCK) * 7 + rank * 31) % 120 - 60
@@ -176,7 +175,6 @@ def variants(device: str):
         yield {"masked": True, "hint": 16}
 
 
-# -- atomics ----------------------------------------------------------------------------------------------------------
 def before(rank: int, dtype: torch.dtype) -> torch.Tensor:
     return ((torch.arange(LANES) * 5 + rank * 3) % 40 - 20).to(dtype)
 

@@ -227,7 +227,6 @@ def num_descriptors():
     return sum(" socket:" not in each for each in oracle.open_descriptors())
 
 
-# -- tests -------------------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def plain_pool():
     """Ranks without torch.distributed."""

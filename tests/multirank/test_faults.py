@@ -182,7 +182,6 @@ def replace(tell, folder, rank, num_ranks):
     tell(renew(folder, rank, num_ranks))
 
 
-# -- tests -------------------------------------------------------------------------------------------------------------
 SIZE = 3
 SEEDS = 5
 WATCHDOG = "thread iris-watchdog", "mapping /memfd:iris-status", "descriptor /memfd:iris-status"
@@ -255,7 +254,6 @@ def test_what_happens_to_one_rank(server, request, phase, fault):
     wait_until(lambda: not new & shared())  # other tests' come and go
 
 
-# -- launchers --------------------------------------------------------------------------------------------------------
 LAUNCHER = """
 import os, sys, time
 if __name__ != "__main__":  # a rank imports this file, and does not end by itself

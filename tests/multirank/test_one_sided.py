@@ -74,7 +74,6 @@ def waits_in_vain(device: str) -> str:
         return said_by(lambda: (ctx.signal_wait(word, 1), ctx.barrier()))
 
 
-# -- tests -------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("num_ranks", [1, 3, pytest.param(4, marks=pytest.mark.exhaustive)])
 def test_puts_and_signals_arrive_in_order(pool, device, num_ranks):
     for dtype in (torch.int64, torch.int32):

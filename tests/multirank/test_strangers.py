@@ -100,7 +100,6 @@ def flood(folder, cards, number):
     return found, errors
 
 
-# -- tests -------------------------------------------------------------------------------------------------------------
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 

@@ -38,7 +38,6 @@ def another_default_device(device: str) -> list[float]:
         torch.set_default_device(None)
 
 
-# -- tests -------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("num_ranks", [3])
 def test_what_differs_or_fails_on_one_rank_is_told_to_the_others(pool, num_ranks, device):
     results = pool.run(opens_differently, num_ranks, {"device": device, "heap_size": "2MiB"}, {"device": device})

@@ -24,7 +24,6 @@ def opened(device, delay=0.002):
     return Iris("8MiB", device=device, allocator="nccl", options={"nccl": {"emulated_delay": delay}})
 
 
-# -- random exchanges -------------------------------------------------------------------------------------------------
 @triton.jit
 def exchange(
     data, box, flags, places, wrong, context, to, source, turns, rank: tl.constexpr, world: tl.constexpr,
@@ -81,7 +80,6 @@ def exchanges(device, turns, distance, form="put_signal", seed=0, delay=0.0005, 
         return int(wrong)
 
 
-# -- what is refused --------------------------------------------------------------------------------------------------
 @triton.jit
 def touch(x, y, flags, context, to, rank: tl.constexpr, world: tl.constexpr, WHAT: tl.constexpr):
     ctx = iris.DeviceContext.initialize(context, rank, world)
@@ -156,7 +154,6 @@ def refusals():
         return wrong, float(x.sum() + y.sum()), flags.tolist()
 
 
-# -- flags of both kinds ----------------------------------------------------------------------------------------------
 @triton.jit
 def tell_all(flags, total, context, far, near, rank: tl.constexpr, world: tl.constexpr, SIZE: tl.constexpr):
     """Several programs add to one word of every rank on another node, and to one of every rank on theirs."""
@@ -228,7 +225,6 @@ def without_network(allocator):
         return ctx.launch_options(), ctx.get_device_context().numel() - ctx.num_ranks
 
 
-# -- the host's own ---------------------------------------------------------------------------------------------------
 def host_rounds(device, rounds, distance, delay=0.002):
     """Each rank puts to the one at a distance and takes from it, with delays.
 
@@ -295,7 +291,6 @@ def host_refusals(allocator):
         return wrong, int(word), x.unique().tolist()
 
 
-# -- GPUs -------------------------------------------------------------------------------------------------------------
 def same_node():
     """What the backend's self-test says of all pairs, and how many elements of a sum are wrong."""
     with Iris("256MiB", device="cuda", allocator="nccl") as ctx:

@@ -76,7 +76,6 @@ def cannot_map():
         assert ctx.broadcast(ctx.cur_rank, 3) == 3
 
 
-# -- kernels ----------------------------------------------------------------------------------------------------------
 @triton.jit
 def fetch(out, x, bases, rank, peer, MASKED: tl.constexpr):
     lanes = tl.arange(0, 8)
@@ -149,7 +148,6 @@ def broadcasts():
         assert "ranks 0, 2, 3: zeros((8,)" in text
 
 
-# -- exchanges --------------------------------------------------------------------------------------------------------
 def exchanges():
     """Exchange among all ranks, within nodes and across them, from several threads."""
     wrong = []
@@ -270,7 +268,6 @@ def opening_without_torch():
     assert "torch.distributed.init_process_group()" in text
 
 
-# -- ranks that die ---------------------------------------------------------------------------------------------------
 @triton.jit
 def wait_for_ever(flag):
     iris.wait(flag, 1)

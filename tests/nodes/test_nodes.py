@@ -73,7 +73,6 @@ def test_all_survivors_name_who_died(pool, tmp_path, tmp_path_factory, monkeypat
             assert set(named) <= set(victims), text
 
 
-# -- the emulated network of CPU ranks: kernels that put and signal to other nodes ------------------------------------
 TURNS, DELAY_S = 8, 0.1
 """So much longer than a turn takes: what comes too early then is seen."""
 

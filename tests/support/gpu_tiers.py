@@ -39,7 +39,6 @@ _OUTCOMES = ("passed", "failed", "skipped")
 _ADDED_UP = (*_OUTCOMES, "seconds", "failures")
 
 
-# -- which tests belong to which tier ---------------------------------------------------------------------------------
 @functools.cache
 def visible_gpus():
     """Return how many GPUs torch sees."""
@@ -138,7 +137,6 @@ def pytest_runtest_makereport(item):
     outcome.get_result().gpu_tier = item.stash[_TIER]
 
 
-# -- running tiers ----------------------------------------------------------------------------------------------------
 @dataclass
 class _Test:
     outcome: str = "passed"

@@ -150,7 +150,6 @@ def transformer(store, regather):
     return [collections.Counter(name for name, _ in graph) for graph in graphs]
 
 
-# -- `ctx.ccl` and `ctx.ops` ------------------------------------------------------------------------------------------
 def in_one_graph():
     """Calls of contexts in a compiled function, and the same eagerly: integers, which are exact."""
     found, config = [], Config(algorithm="two_shot")

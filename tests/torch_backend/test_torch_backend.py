@@ -126,7 +126,6 @@ def test_options():
         create(dist.distributed_c10d._DistributedBackendOptions(), dist.ProcessGroupGloo.create_default_device)
 
 
-# -- the communicator in the shape of vLLM's and SGLang's, programs of torch's own ------------------------------------
 @pytest.mark.parametrize("num_ranks", [3])
 @pytest.mark.parametrize("max_nbytes", [None, 0], ids=["Iris", "the group of the device"])
 def test_every_method(pool, num_ranks, max_nbytes):
@@ -150,7 +149,6 @@ def test_programs_run_unchanged(on_ranks, device, num_ranks, name):
         assert num_tensors >= 3
 
 
-# -- torch.compile ----------------------------------------------------------------------------------------------------
 def test_calls_of_contexts_are_in_one_graph_or_refused(ranks):
     assert ranks.run(jobs_fuse.in_one_graph, 3) == [[[True] * 6, [True]] * 4] * 3
     assert ranks.run(jobs_fuse.refusals, 2) == [[]] * 2
@@ -193,7 +191,6 @@ def test_transformer_forward_and_backward(on_ranks, regather):
         assert backward == gradients | ({GATHER: 1} if regather else {})
 
 
-# -- torch's own suite ------------------------------------------------------------------------------------------------
 def suite_of_torch(folder, **environ):
     """Run the suite of torch's wheel; return names of what did not pass, how many tests passed, and what was said."""
     pytest.importorskip("expecttest")  # which that suite imports

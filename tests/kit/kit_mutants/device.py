@@ -22,7 +22,6 @@ from iris_triton._compat import aggregate
 from iris_triton.context import DeviceContext
 
 
-# -- called otherwise -------------------------------------------------------------------------------------------------
 @triton.jit
 def load_swapped(
     pointer, from_rank, to_rank, heap_bases, mask=None, other=None, cache_modifier=None, volatile=False, hint=None
@@ -50,7 +49,6 @@ for _name in set(language.__all__) - {"store"}:
     setattr(OtherContext, _name, getattr(DeviceContext, _name))
 
 
-# -- each function, with a mistake of each kind ------------------------------------------------------------------------
 _REMOTE = "from_rank, to_rank, heap_bases"
 _ORDER = "sem: tl.constexpr = None, scope: tl.constexpr = None"
 _WAIT = 'pointer, value, cmp: tl.constexpr = "ge"'
@@ -140,7 +138,6 @@ FUNCTIONS = {
 """The functions that a mistake of each kind can be made in."""
 
 
-# -- methods ----------------------------------------------------------------------------------------------------------
 @aggregate
 class MuteContext:
     """A DeviceContext whose methods do nothing."""
