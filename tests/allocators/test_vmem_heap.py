@@ -9,14 +9,7 @@ import torch
 from tables import table
 from tests.core.fakes import Hub
 
-from iris_core.errors import (
-    HeapError,
-    HeapExhaustedError,
-    IrisError,
-    PeerAccessError,
-    RankMismatchError,
-    UnsupportedError,
-)
+from iris_core import errors
 from iris_core.heap.blocks import NOT_OPEN
 from iris_core.testing.conformance import oracle
 
@@ -53,13 +46,13 @@ def seen_everywhere(cluster, *tensors_by_rank):
     return True
 
 
-def refused(made, cluster, function, kind=PeerAccessError):
+def refused(made, cluster, function, kind=errors.PeerAccessError):
     """What a function of (heap) raises: the same on all ranks, which have what they had before."""
     counts, descriptors = cluster.counts, made.descriptors()
-    errors = cluster.attempt(function)
-    assert {type(error) for error in errors} == {kind}
+    raised = cluster.attempt(function)
+    assert {type(error) for error in raised} == {kind}
     assert (cluster.counts, made.descriptors()) == (counts, descriptors)
-    return [str(error) for error in errors]
+    return [str(error) for error in raised]
 
 
 @table("multicast", [False, True])
@@ -92,12 +85,12 @@ def test_memory_exhausted_on_one_rank_is_the_same_error_everywhere_and_nothing_l
     c = made.cluster(2)
     kept = fill(c, 1)
     c.drivers[1].total = 3 * GRANULE
-    errors = c.attempt(lambda heap: heap.allocate(5 * GRANULE, U8))
-    assert {(e.requested_bytes, e.free_bytes) for e in errors} == {(5 * GRANULE, 2 * GRANULE)}
-    errors = refused(made, c, lambda heap: heap.allocate(5 * GRANULE, U8), HeapExhaustedError)
-    assert all(f"rank 1: cpu has no room for {5 * GRANULE} more" in error for error in errors)
-    assert f"rank 1 could not get memory for allocate({5 * GRANULE}, uint8)" in errors[0]
-    assert "CUDA_ERROR_OUT" in errors[1]
+    raised = c.attempt(lambda heap: heap.allocate(5 * GRANULE, U8))
+    assert {(e.requested_bytes, e.free_bytes) for e in raised} == {(5 * GRANULE, 2 * GRANULE)}
+    raised = refused(made, c, lambda heap: heap.allocate(5 * GRANULE, U8), errors.HeapExhaustedError)
+    assert all(f"rank 1: cpu has no room for {5 * GRANULE} more" in error for error in raised)
+    assert f"rank 1 could not get memory for allocate({5 * GRANULE}, uint8)" in raised[0]
+    assert "CUDA_ERROR_OUT" in raised[1]
     assert c.used == [GRANULE] * 2
     more = fill(c, 2)
     assert seen_everywhere(c, kept, more)
@@ -153,9 +146,9 @@ def test_whichever_driver_call_fails_the_ranks_raise_the_same_and_go_on(made, ra
         assert len(failures) == (number <= num_calls), number
         for one, two in failures:
             assert one == two
-            assert issubclass(one[0], IrisError)
+            assert issubclass(one[0], errors.IrisError)
             assert re.match(f"rank {rank} c.*{name} failed", one[1])
-            if one[0] is PeerAccessError and "could not map" in one[1]:
+            if one[0] is errors.PeerAccessError and "could not map" in one[1]:
                 assert re.search(rf"cannot map the memory of rank {1 - rank} .*nvidia-smi topo -p2p r", one[1])
         c.barriers(2)
         assert [heap.stats().free for heap in c.heaps] == [6 * GRANULE] * 2
@@ -198,17 +191,17 @@ def test_whichever_step_of_opening_multicast_fails_no_rank_opens(made, rank):
             allocator.commit(0, GRANULE)  # as the system area
         driver = c.drivers[rank]
         driver.fail_at = len(driver.calls) + number
-        errors = c.attempt(lambda heap: heap.open())
-        if not any(errors):
+        raised = c.attempt(lambda heap: heap.open())
+        if not any(raised):
             assert bound(c) == [(True, GRANULE)] * 2
             break
         name, driver.fail_at = driver.calls[driver.fail_at - 1], None
-        assert {(type(each), str(each)) for each in errors} == {(type(errors[0]), str(errors[0]))}
-        assert re.match(f"rank {rank} could not .*{name} failed", str(errors[0]))
+        assert {(type(each), str(each)) for each in raised} == {(type(raised[0]), str(raised[0]))}
+        assert re.match(f"rank {rank} could not .*{name} failed", str(raised[0]))
         if name == "release":  # a handle is lost
             made.lost.append(driver)
         names.append(name)
-        del errors, driver
+        del raised, driver
         c.close()  # what is left is found by `made`
         made.finish()
         number += 1
@@ -219,11 +212,11 @@ def test_whichever_step_of_opening_multicast_fails_no_rank_opens(made, rank):
 def test_multicast_that_not_all_ranks_have_or_ask_for_is_refused(made):
     drivers = made.driver(), made.driver()
     drivers[1].has_multicast = False
-    with pytest.raises(UnsupportedError, match="multicast"):
+    with pytest.raises(errors.UnsupportedError, match="multicast"):
         make(rank=1, world_size=2, driver=drivers[1], multicast=True)
     assert made.allocator(driver=drivers[1], multicast=True).nbytes, "a world of one needs none"
     c = made.cluster(2, make=lambda *of: make(*of, multicast=of[1] == 1), opened=False)
-    c.refused(RankMismatchError, "ask for multicast .*rank 0 0, rank 1 1", lambda heap: heap.open())
+    c.refused(errors.RankMismatchError, "ask for multicast .*rank 0 0, rank 1 1", lambda heap: heap.open())
     assert not any(driver.bound for driver in c.drivers)
     drivers[0].multicast_granule = 4 * GRANULE
     assert made.allocator(8 * GRANULE, 0, 2, driver=drivers[0], granule=None, multicast=True).granularity == 4 * GRANULE
@@ -234,8 +227,8 @@ def test_ranks_with_different_granules_are_told_so(made):
     c.allocators[1].granularity = 2 * GRANULE
     for heap in c.heaps:
         heap._state.closed = NOT_OPEN
-    errors = refused(made, c, lambda heap: heap.open(), RankMismatchError)
-    assert f"rank 0 {GRANULE}, rank 1 {2 * GRANULE}" in errors[0]
+    raised = refused(made, c, lambda heap: heap.open(), errors.RankMismatchError)
+    assert f"rank 0 {GRANULE}, rank 1 {2 * GRANULE}" in raised[0]
 
 
 def external(made, cluster, start=0, shape=(8,), sizes=(2, 1)):
@@ -266,7 +259,7 @@ def test_imports_of_the_same_memory_map_it_once(made, c):
     assert c.heaps[0].stats().pending == 0, "others hold the memory still"
     c.barriers()
     assert seen_everywhere(c, again)
-    with pytest.raises(HeapError, match="freed before"):
+    with pytest.raises(errors.HeapError, match="freed before"):
         c.heaps[0].free(shared[0])
     c.free(again)
     parts.clear()  # dropped, not freed
@@ -307,10 +300,10 @@ def test_a_failing_undo_of_an_import_keeps_the_ranks_together(made, c):
     _, sources = external(made, c, 0, (100,))
     c.drivers[1].fail_next["map"] = 1
     c.drivers[0].fail_next["unmap"] = 1  # rank 0 has mapped its memory and takes it off again
-    errors = c.attempt(lambda heap: heap.as_symmetric(sources[heap.rank]))
-    assert "while taking it off the heap again: unmap failed" in errors[0].__notes__[0]
-    assert "map failed" in str(errors[1])
-    errors.clear()
+    raised = c.attempt(lambda heap: heap.as_symmetric(sources[heap.rank]))
+    assert "while taking it off the heap again: unmap failed" in raised[0].__notes__[0]
+    assert "map failed" in str(raised[1])
+    raised.clear()
     c.barriers()  # the histories and the free lists are equal
     shared = imported(c, sources)
     assert seen_everywhere(c, shared)
@@ -342,14 +335,14 @@ def test_memory_of_groups_is_mapped_by_their_members_alone(made):
     places = [{offset // GRANULE for offset, _ in region.values()} for region in regions]
     assert places == [{13}, {12}, {11}]
     more = fill(c, 8)  # beyond the first limit
-    errors = c.attempt(lambda heap: heap.allocate(3 * GRANULE, U8))
-    assert [type(e) for e in errors] == [HeapExhaustedError] * 3
+    raised = c.attempt(lambda heap: heap.allocate(3 * GRANULE, U8))
+    assert [type(e) for e in raised] == [errors.HeapExhaustedError] * 3
     c.barriers()
     assert all(read_alike(c, region) for region in regions)
     assert seen_everywhere(c, kept, more)
 
 
-@table("name, kind", [("create", HeapError), ("import_fd", PeerAccessError), ("map", HeapError)])
+@table("name, kind", [("create", errors.HeapError), ("import_fd", errors.PeerAccessError), ("map", errors.HeapError)])
 def test_memory_of_a_group_that_one_member_cannot_have_is_given_back_by_all(made, name, kind):
     c = made.cluster(3)
     kept = fill(c, 1)

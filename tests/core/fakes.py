@@ -37,24 +37,23 @@ class ThreadWorld:
     """One rank of a world of threads; counts its exchanges."""
 
     def __init__(self, hub, rank):
-        self.hub = hub
-        self.rank = rank
-        self.world_size = len(hub.slots)
+        self.hub, self.rank, self.world_size = hub, rank, len(hub.slots)
         self.local_members = tuple(range(self.world_size))
         self.nodes = (self.local_members,)
         self.num_exchanges = 0
 
-    def all_gather_ints(self, values):
+    def gather(self, value):
         self.num_exchanges += 1
-        for value in values:
-            struct.pack("q", value)  # the real thing sends 64-bit integers
-        rows = [tuple(row) for row in self.hub.gather(self.rank, values)]
+        return self.hub.gather(self.rank, value)
+
+    def all_gather_ints(self, values):
+        struct.pack(f"{len(values)}q", *values)  # the real thing sends 64-bit integers
+        rows = [tuple(row) for row in self.gather(values)]
         assert len({len(row) for row in rows}) == 1, f"ranks are in different exchanges: {rows}"
         return rows
 
     def all_gather_object(self, obj):
-        self.num_exchanges += 1
-        return self.hub.gather(self.rank, obj)
+        return self.gather(obj)
 
     def barrier(self):
         self.all_gather_object(None)
@@ -77,12 +76,8 @@ class MemoryAllocator:
 
     def __init__(self, nbytes, *provides: Capability):
         self.info = PluginInfo("memory", PluginKind.ALLOCATOR, "for tests", provides=frozenset(provides))
-        self.nbytes = nbytes
-        self.generation = 0
-        self.calls = []
-        self.fail = {}
-        self.import_delta = 0
-        self.closed = False
+        self.nbytes, self.generation, self.import_delta, self.closed = nbytes, 0, 0, False
+        self.calls, self.fail = [], {}
         self._map = mmap.mmap(-1, -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE)
         self._view = memoryview(self._map)
         self.base_ptr = ctypes.addressof(ctypes.c_char.from_buffer(self._map))

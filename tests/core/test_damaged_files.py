@@ -105,17 +105,9 @@ def warnings_of_tables():
         yield seen
 
 
-class Algorithm:
-    op, info = "all_reduce", SimpleNamespace(name="mine")
-
-    def __init__(self, name):
-        self.name = name
-
-    def supports(self, request):
-        return Availability.yes()
-
-    def cost(self, request):
-        return 1.0
+def algorithm(name):
+    answers = {"supports": lambda request: Availability.yes(), "cost": lambda request: 1.0}
+    return SimpleNamespace(op="all_reduce", info=SimpleNamespace(name="mine"), name=name, **answers)
 
 
 def check_table(content, document, requests):
@@ -125,7 +117,7 @@ def check_table(content, document, requests):
         good.write_text(json.dumps(document))
         tables = Tables(pathlib.Path(folder), [], "cpu")
         if document is COLLECTIVES:
-            chooser = Chooser([Algorithm("slow"), Algorithm("fast")], tables, ())
+            chooser = Chooser([algorithm("slow"), algorithm("fast")], tables, ())
             for request in requests:
                 chooser.choose(request, None)
                 chooser.explain(request, None)
@@ -140,10 +132,9 @@ def check_table(content, document, requests):
         assert (table.device, table.group_size) == (content["device"], content["group_size"])
         known, defaults = document["entries"][0], {"config": {}, "place": "heap"}
         entries = [row for row in content["entries"] if not isinstance(row["seconds"], bool)]
-        rows = [{name: row.get(name, defaults.get(name)) for name in known} for row in entries]
-        rows = [row | {"seconds": float(row["seconds"])} for row in rows]
+        rows = [defaults | row | {"seconds": float(row["seconds"])} for row in entries]
         said = [{name: value_of(entry, name) for name in known} for entry in table.entries]
-        assert as_text(said) == as_text(rows)
+        assert as_text(said) == as_text({name: row.get(name) for name in known} for row in rows)
 
 
 def value_of(entry, name):

@@ -68,16 +68,15 @@ def test_a_broken_plugin_wrong_settings_and_a_choice_that_fails(capsys, here, si
     monkeypatch.setenv("IRIS_BACKEND", "tritn")
     monkeypatch.setenv("IRIS_TRITON__CPU_TIMEOUT", "soon")
     monkeypatch.setenv("IRIS_HEEP_SIZE", "1GiB")
-    status, document, found = report(capsys, "--no-self-test")
+    status, document, _ = report(capsys, "--no-self-test")
     assert status == 1
-    assert found["allocator bad"][0] == "broken"
-    assert "boom" in found["allocator bad"][1]
-    assert "iris_gone-1.0.dist-info" in found["packages"][1]
-    settings = {each["verdict"]: each["text"] for each in document["findings"] if each["subject"] == "settings"}
-    assert "IRIS_TRITON__CPU_TIMEOUT='soon'" in settings["broken"]
-    assert "IRIS_HEEP_SIZE" in settings["note"]
-    assert found["choice"][0] == "broken"
-    assert "did you mean 'triton'" in found["choice"][1]
+    findings = {(each["subject"], each["verdict"]): each["text"] for each in document["findings"]}
+    for subject, verdict, words in (
+        ("allocator bad", "broken", "boom"), ("packages", "broken", "iris_gone-1.0.dist-info"),
+        ("settings", "broken", "IRIS_TRITON__CPU_TIMEOUT='soon'"), ("settings", "note", "IRIS_HEEP_SIZE"),
+        ("choice", "broken", "did you mean 'triton'"),
+    ):  # fmt: skip
+        assert words in findings[subject, verdict]
     assert cli.main(["doctor", "--no-self-test"]) == 1
     out = capsys.readouterr().out
     assert out.startswith("SUBJECT")
@@ -259,10 +258,6 @@ def install(site, source, prologue=""):
     site.provider("theirs", "BACKEND", create="from theirs_backend import Backend; return Backend(request)")
 
 
-def made(ranks=2):
-    return SelfTest("theirs", "host", "cpu", ranks)
-
-
 DEFINED = "def self_test(self, context, begin):\n    "
 PASSED, FAILED, SKIPPED = ("passed", Verdict.OK), ("failed", Verdict.BROKEN), ("skipped", Verdict.NOTE)
 
@@ -290,7 +285,7 @@ def test_a_third_partys_own_on_a_rank_alone(site, monkeypatch, forked_ranks, sou
     if "'ok'" not in source:
         monkeypatch.setattr(os, "environ", os.environ | {"RANK": "0"})  # the job changes it
         monkeypatch.setattr(doctor, "apart", in_this_process)
-    test = made(1)
+    test = SelfTest("theirs", "host", "cpu", 1)
     test.run(60)
     assert (test.state, test.finding().verdict, test.problems) == (*verdict, problems)
     assert line is None or test.finding().text == line
@@ -319,7 +314,7 @@ def self_test(self, context, begin):
     install(site, source)
     for name, value in {"IRIS_HEAP_SIZE": "big", "IRIS_ALLOCATOR": "nope", "WORLD_SIZE": "7"}.items():
         monkeypatch.setenv(name, value)  # the caller's environment plays no part
-    test = made()
+    test = SelfTest("theirs", "host", "cpu", 2)
     test.run(500)
     assert test.state == "failed"
     assert test.problems[0].startswith(ending)
@@ -354,7 +349,7 @@ def test_a_kernel_that_is_wrong_is_found(site, monkeypatch, forked_ranks):
         "rank 1 -> rank 0: signal came before its data: 256 of 256 words, the first is word 0: -1 instead of ",
         "rank 1 -> rank 0: write arrived wrong: 3 of 8192 words, the first is word 8189: -1 instead of ",
     ]
-    test = made()
+    test = SelfTest("theirs", "host", "cpu", 2)
     test.run(500)
     assert test.problems == []
     found = sorted(str(check) for check in test.checks if not check.ok)

@@ -9,13 +9,7 @@ import pytest
 from dist_info import provider_source
 from tables import table
 
-from iris_core.errors import (
-    PluginAPIVersionError,
-    PluginConflictError,
-    PluginError,
-    PluginLoadError,
-    PluginNotFoundError,
-)
+from iris_core import errors
 from iris_core.hooks import hookimpl
 from iris_core.registry import MAY_BE_WATCHED, Registry, default_registry, notify
 from iris_core.registry.records import REGISTERED
@@ -102,7 +96,7 @@ def test_a_plugin_that_is_not_right_is_broken_and_no_other(site, text, complaint
     registry = site.registry()
     bad = registry.resolve(ALLOCATOR, "bad")
     for _ in range(2):
-        with pytest.raises(PluginLoadError, match=complaint) as caught:
+        with pytest.raises(errors.PluginLoadError, match=complaint) as caught:
             registry.load(bad)
         assert caught.value is bad.error
     assert "'bad' (iris-bad 1.0)" in str(caught.value)
@@ -124,7 +118,7 @@ def test_the_plugin_api_is_checked(site, api, usable):
     if usable:
         assert registry.load(only(registry)).api == f"{api[0]}.{api[1]}"
         return
-    with pytest.raises(PluginAPIVersionError, match=f"{api[0]}.{api[1]}") as caught:
+    with pytest.raises(errors.PluginAPIVersionError, match=f"{api[0]}.{api[1]}") as caught:
         registry.load(only(registry))
     assert ".".join(map(str, PLUGIN_API)) in str(caught.value)
     assert ("upgrade iris-core" in str(caught.value)) == (api > PLUGIN_API)
@@ -146,7 +140,7 @@ def test_a_misspelt_block_is_told(site, log):
 def test_not_found_lists_what_is_there_and_says_how_to_install(site, kind, name, words, close):
     site.provider("ring")
     site.provider("tree")
-    with pytest.raises(PluginNotFoundError, match=words or None) as caught:
+    with pytest.raises(errors.PluginNotFoundError, match=words or None) as caught:
         site.registry().resolve(kind, name)
     assert caught.value.close_matches == close
 
@@ -184,14 +178,14 @@ def test_register_and_unregister(site):
     assert registry.resolve(ALLOCATOR, "noted") is record
     assert registry.probe(record, CPU)
     assert registry.create(record, REQUEST).world_size == 1
-    with pytest.raises(PluginConflictError, match="noted"):
+    with pytest.raises(errors.PluginConflictError, match="noted"):
         registry.register(ALLOCATOR, Noted())
     registry.unregister(record)
     for words, kind, plugin, name in (
         ("kind allocator", BACKEND, Noted(), None), ("name is 'noted'", ALLOCATOR, Noted(), "other"),
         ("no method marked", ALLOCATOR, object(), None), ("does not say its name", OBSERVER, Nameless(), None),
     ):  # fmt: skip
-        with pytest.raises(PluginLoadError, match=words):
+        with pytest.raises(errors.PluginLoadError, match=words):
             registry.register(kind, plugin, name)
     assert registry.records() == (blocked,)
     assert registry.register(OBSERVER, Nameless(), name="quiet").api == ""
@@ -274,7 +268,7 @@ def test_a_damaged_distribution_is_listed_as_broken(site, file, what):
     (bad,) = states.values()
     assert (bad.kind, bad.state) == (ALLOCATOR, PluginState.BROKEN)
     assert f"IRIS_BLOCK={bad.name}" in bad.reason
-    assert isinstance(bad.error, PluginLoadError)
+    assert isinstance(bad.error, errors.PluginLoadError)
 
 
 @table("what", ["a folder", "a circle", "nothing that one may read"])
@@ -327,7 +321,7 @@ def test_whatever_a_hook_raises_or_returns_is_an_error_of_its_plugin_unless_it_i
         "probe": lambda: registry.probe(record, CPU),
         "create": lambda: registry.create(record, REQUEST),
     }
-    with pytest.raises((PluginError, KeyboardInterrupt)) as caught:
+    with pytest.raises((errors.PluginError, KeyboardInterrupt)) as caught:
         calls[hook]()
     assert isinstance(caught.value, KeyboardInterrupt) == ("Interrupt" in body)
     if "Interrupt" in body:
