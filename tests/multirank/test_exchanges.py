@@ -9,6 +9,7 @@ import time
 
 import pytest
 import torch
+from jobs_common import refusal
 
 from iris_core import Iris
 from iris_core.errors import IrisError
@@ -16,16 +17,6 @@ from iris_core.testing import RankPool
 from iris_core.testing.conformance import oracle
 from iris_core.types import Segment
 from iris_core.world import connect, rendezvous
-
-
-def attempt(call):
-    """What a call raises, as (kind, ranks, text)."""
-    try:
-        call()
-    except IrisError as error:
-        ranks = getattr(error, "ranks", ()) or getattr(error, "missing_ranks", ())
-        return type(error).__name__, tuple(ranks), str(error)
-    return "nothing", (), ""
 
 
 def exchanges():
@@ -54,7 +45,7 @@ def out_of_step(pair):
         "object": lambda: world.all_gather_object("x" * 500), "broadcast": lambda: world.broadcast_object("x", 0),
         "another root": lambda: world.broadcast_object("x", 1), "barrier": world.barrier,
     }  # fmt: skip
-    said = attempt(calls[pair[world.rank % 2]])
+    said = refusal(calls[pair[world.rank % 2]])
     after = world.all_gather_object(world.rank)
     world.close()
     return said, after
@@ -79,7 +70,7 @@ def different_calls():
     with Iris("1MiB", device="cpu") as ctx:
         a, out = torch.ones(8, 8), ctx.zeros(8, 8)
         multiply = lambda: ctx.ops.matmul_all_reduce(out, a, a)
-        said = attempt(ctx.barrier if ctx.cur_rank == 1 else multiply)
+        said = refusal(ctx.barrier if ctx.cur_rank == 1 else multiply)
         ctx.barrier()
         multiply()
         ctx.barrier()
@@ -101,7 +92,7 @@ def late(folder):
     if rank < 2:
         world.timeout_s = 1.0
         members = (0, 2, 1) if rank == 0 else (1, 0)
-        said = attempt(world.subworld(members).barrier)
+        said = refusal(world.subworld(members).barrier)
         world.timeout_s = 30.0
         (folder / str(rank)).touch()
     else:
@@ -213,7 +204,7 @@ def open_and_close(times, refused):
         if refused and int(os.environ["RANK"]) == 1:
             rendezvous.Opening._look_after = refuse
         try:
-            said.add(attempt(use)[::2])
+            said.add(refusal(use)[::2])
         finally:
             rendezvous.Opening._look_after = look
         if number == 1:

@@ -16,6 +16,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from jobs_common import refusal
 from rank_processes import HANG_S, Processes, wait_until
 
 import iris_triton as iris
@@ -159,16 +160,11 @@ def suffer(tell, phase, fault, victim, share, folder):
     bound = (SHORT_S if short else OPENING_S) if phase == "opening" else LONG_S
     wait_s = SHORT_S if short and phase == "kernel" else LONG_S
     device = {"device_timeout": SHORT_S} if short and phase == "collective" else {}
-    kind, named, text = "nothing", (), ""
-    try:
-        live(step, shorten, barrier_timeout=bound, options={"triton": {"cpu_timeout": wait_s}}, **device)
-    except (IrisError, Broken, KeyboardInterrupt) as error:
-        named = getattr(error, "ranks", ()) or getattr(error, "missing_ranks", ()) or getattr(error, "elsewhere", ())
-        named = named or ((error.peer,) if getattr(error, "peer", None) is not None else ())
-        kind, text = type(error).__name__, "\n".join([str(error), *getattr(error, "__notes__", ())])
+    how = {"barrier_timeout": bound, "options": {"triton": {"cpu_timeout": wait_s}}, **device}
+    kind, named, text = refusal(lambda: live(step, shorten, **how), (IrisError, Broken, KeyboardInterrupt))
     if rank == victim and fault == "exiting":  # a plugin's exit is an error of the plugin
         leave()
-    tell((kind, tuple(named), text, tuple(warned), +(held() - before)))
+    tell((kind, named, text, tuple(warned), +(held() - before)))
     tell(renew(folder, rank, int(os.environ["WORLD_SIZE"])))
 
 

@@ -6,13 +6,13 @@ import time
 import torch
 import triton
 import triton.language as tl
-from jobs_common import unlike
+from jobs_common import refusal, unlike
 from jobs_nodes import divided  # noqa: F401 - for tests/multigpu
 
 import iris_triton as iris
 from iris_core import Iris
 from iris_core.device.context_words import NETWORK_WORDS
-from iris_core.errors import IrisError, UnsupportedError
+from iris_core.errors import UnsupportedError
 from iris_triton.language import gin
 from iris_triton.testing.selftest import self_test
 
@@ -136,16 +136,10 @@ def refusals():
             source = {"source": torch.zeros(64), "freed": gone}.get(what, x)
             target = torch.zeros(64) if what == "target" else y
             options = {} if what == "not linked" else ctx.launch_options()
-            try:
-                touch[(1,)](
-                    source, target, flags, ctx.get_device_context(), (me + 1) % world, me, world, what, **options
-                )
-            except IrisError as error:
-                said = "\n".join([str(error), *error.__notes__])
-                if part not in said or "kernel 'touch'" not in said or f"rank {me} of {world}" not in said:
-                    wrong.append((what, said))
-            else:
-                wrong.append((what, "nothing"))
+            arguments = source, target, flags, ctx.get_device_context(), (me + 1) % world, me, world, what
+            *_, said = refusal(lambda arguments=arguments, options=options: touch[(1,)](*arguments, **options))
+            if not all(each in said for each in (part, "kernel 'touch'", f"rank {me} of {world}")):
+                wrong.append((what, said))
         words = ctx.get_device_context()[-NETWORK_WORDS:].tolist()
         ctx.tracing.enable()  # which leaves the words of the network as they are
         if ctx.get_device_context()[-NETWORK_WORDS:].tolist() != words or len(set(words) - {0}) != 2:

@@ -1,5 +1,7 @@
 """Collectives of groups on several nodes: CPU ranks that IRIS_NODES divides, with gloo between the nodes."""
 
+from functools import partial
+
 import jobs_node_collectives as jobs
 import jobs_norm
 import pytest
@@ -108,9 +110,7 @@ def test_products_are_right(pool, nodes, members, names, served):
 
 def test_norms_and_ulysses_between_nodes(pool):
     """A collective and what belongs to it, one after the other."""
-    cases = [
-        jobs_norm.Case("", (33, 64), dtype, place=place)
-        for dtype, place in (("bfloat16", "heap"), ("float32", "ordinary"))
-    ]
+    case = partial(jobs_norm.Case, "", (33, 64))
+    cases = [case("bfloat16", place="heap"), case("float32", place="ordinary")]
     assert pool.run(divided, 4, "2x2", jobs_norm.run_cases, "cpu", cases) == [[]] * 4
     assert pool.run(divided, 4, "2x2", there_and_back, "cpu", None, (1, 2), "float32") == [[]] * 4

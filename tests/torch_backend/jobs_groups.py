@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from jobs_common import said_by
+from jobs_common import finish, said_by
 from jobs_torch_backend import IS_211, collectives, flat, start, trained, whole
 from torch._C import _distributed_c10d as c10d
 from torch.distributed.device_mesh import init_device_mesh
@@ -207,12 +207,7 @@ def refused_by_all(store, is_async):
         "lists": lambda: dist.all_gather_coalesced([[x, x][wrong:] for _ in range(size)], [x, x], **how),
     }  # fmt: skip
     dist.barrier()
-
-    def finish(call):
-        if (work := call()) is not None:
-            work.wait()
-
-    said = {name: said_by(finish, call) for name, call in calls.items()}
+    said = {name: said_by(lambda call=call: finish(call())) for name, call in calls.items()}
     dist.all_reduce(x.fill_(1))
     assert x.tolist() == [size] * 4
     dist.destroy_process_group()
@@ -286,8 +281,7 @@ def events(store, profiler):
         for kind, group in (("iris", dist.group.WORLD), ("gloo", gloo)):
             with profiler(record_shapes=True) as profile:
                 for work in calls(group, is_async):
-                    if work is not None:
-                        work.wait()
+                    finish(work)
             listed = profile.events() if isinstance(profile, torch.profiler.profile) else profile.function_events
             found[kind, is_async] = [
                 (each.name.removeprefix(kind), each.input_shapes, each.is_async)

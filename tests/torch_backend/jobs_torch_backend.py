@@ -13,7 +13,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from jobs_common import environment, said_by
+from jobs_common import environment, finish, said_by
 from torch.distributed.fsdp import fully_shard
 
 import iris_core.torch_backend as torch_backend
@@ -66,8 +66,7 @@ def collectives(ranks, device):
         return (size * shape[0], *shape[1:]) if shape else (size,)
 
     def reduced(x, **how):
-        if (work := dist.reduce(x, root, **how)) is not None:
-            work.wait()
+        finish(dist.reduce(x, root, **how))
         if not is_root:
             x.zero_()  # what is left there is nobody's promise
 
@@ -136,9 +135,7 @@ def equal_to_peer(store, groups, device="cpu"):
                 for group, is_async in (*((ours, each) for each in ways), (others, False)):
                     tensors = make(shape, dtype)
                     how = {"op": getattr(dist.ReduceOp, op)} if reduces else {}
-                    work = call(*tensors, group=group, async_op=is_async, **how)
-                    if is_async and work is not None:
-                        work.wait()
+                    finish(call(*tensors, group=group, async_op=is_async, **how))
                     results.append(flat(tensors))
                 for found in results[:-1]:
                     if not all(map(torch.equal, found, results[-1])):
@@ -184,8 +181,7 @@ def lying_differently(store):
                     ours[parts[1]] = whole.chunk(size)[rank]
                     if name == "all_gather_into_tensor":
                         ours[1].copy_(part)
-            if (work := call(*ours, async_op=turn % 2 == 1)) is not None:
-                work.wait()
+            finish(call(*ours, async_op=turn % 2 == 1))
             call(*theirs, group=peers)
             outputs = slice(1 if name.endswith(("_tensor", "_single")) else None)
             if not all(map(torch.equal, flat(ours[outputs]), flat(theirs[outputs]))):
@@ -342,9 +338,8 @@ def die(store, folder, device, by):
         if net is not None:
             net(torch.ones(1, 4, device=device)).sum().backward()
             return
-        work = dist.all_reduce(x, async_op=device == "cuda")
-        if work is not None:
-            work.wait()
+        finish(dist.all_reduce(x, async_op=device == "cuda"))
+        if device == "cuda":
             torch.cuda.synchronize()
 
     step()
@@ -365,15 +360,7 @@ def late(store, is_async):
     dist.all_reduce(x)
     if rank == 1:
         time.sleep(5)
-    work = None
-
-    def call():
-        nonlocal work
-        work = dist.all_reduce(x, async_op=is_async)
-        if work is not None:
-            work.wait()
-
-    return said_by(call)
+    return said_by(lambda: finish(dist.all_reduce(x, async_op=is_async)))
 
 
 def program(text, port):
@@ -510,9 +497,7 @@ def large_beside_small(store, is_deterministic):
         with torch.cuda.stream(side):
             torch.cuda._sleep(1_000_000 * ((rank + turn) % size))
             dist.all_reduce(small)
-        work = dist.reduce_scatter_tensor(parted, wholes, async_op=turn % 2 == 0)
-        if work is not None:
-            work.wait()
+        finish(dist.reduce_scatter_tensor(parted, wholes, async_op=turn % 2 == 0))
         summed = dist.all_reduce(bucket.fill_(turn), async_op=True)
         dist.all_reduce(in_bucket)  # by Iris, on the stream that has not waited for the bucket
         summed.wait()
