@@ -85,10 +85,7 @@ class Made:
     """
 
     def __init__(self):
-        self.lost = []
-        self._drivers = []
-        self._closing = []
-        self._pieces = []
+        self.lost, self._drivers, self._closing, self._pieces = [], [], [], []
         self._before = self.descriptors()
 
     def driver(self, kind=FakeVmm, **options):

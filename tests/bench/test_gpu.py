@@ -15,10 +15,6 @@ def align():
     """Nothing: one rank."""
 
 
-def spin():
-    torch.cuda._sleep(CYCLES)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("timer", ["events", "graph"])
 def test_device_time(timer):
@@ -27,7 +23,7 @@ def test_device_time(timer):
 
     def call():
         calls.append(1)
-        spin()
+        torch.cuda._sleep(CYCLES)
 
     batch = Provider("a", timer, call, units=4)
     if timer == "graph":
