@@ -123,10 +123,6 @@ def values(rank: int, dtype: torch.dtype) -> torch.Tensor:
     return numbers > 0 if dtype is torch.bool else numbers.to(dtype)
 
 
-def bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.view(torch.uint8)
-
-
 def run_rma(op: str, device: str = "cpu") -> list[str]:
     """Try an operation in all dtypes, masks, hints and both forms; return what went wrong."""
     problems, launches = [], []
@@ -142,7 +138,7 @@ def run_rma(op: str, device: str = "cpu") -> list[str]:
             out = torch.empty(4 * BLOCK, dtype=dtype, device=ctx.device)
             forms = ("function", "method")[dtype in more :]
             if device == "cpu":  # where the kit calls both, with one type
-                forms = forms[(number + len(op)) % len(forms) :][:1]
+                forms = [forms[(number + len(op)) % len(forms)]]
             for form in forms:
                 args = *api_of(op, form), x, y, out, *where(ctx, form), (rank + half) % world, (rank + 1) % world, NUMEL
                 for variant in variants(device):
@@ -159,7 +155,7 @@ def run_rma(op: str, device: str = "cpu") -> list[str]:
             if variant["masked"]:
                 expected[NUMEL:] = 7 if op == "load" else -3
             found = (out if op == "load" else y).cpu()
-            if not torch.equal(bits(found), bits(expected)):
+            if not torch.equal(found.view(torch.uint8), expected.view(torch.uint8)):
                 wrong = int((found.float() != expected.float()).sum())
                 problems.append(f"rank {rank}: {op} {Context} {x.dtype} {variant}: {wrong} wrong")
         ctx.barrier()
@@ -238,7 +234,6 @@ def orders_of(op: str, orders: bool):
 
 
 def run_contention(dtype_name: str, rounds: int, programs: int, device: str = "cpu") -> list[float]:
-    """All ranks hammer the same cells."""
     with Iris("4MiB", device=device) as ctx:
         cells = ctx.zeros(2, dtype=getattr(torch, dtype_name))
         ctx.barrier()

@@ -154,30 +154,11 @@ class MuteContext:
         return MuteContext(context_tensor)
 
 
-@triton.jit
-def _nothing(self, pointer, a=None, b=None, c=None, d=None, e=None, f=None):
-    pass
-
-
-@triton.jit
-def _here(self, pointer, a=None, b=None, c=None, d=None, e=None, f=None):
-    return tl.load(pointer)
-
-
-@triton.jit
-def _zero(self, pointer, a=None, b=None, c=None, d=None):
-    return tl.load(pointer) * 0
-
-
-@triton.jit
-def _one(self, pointer, a=None, b=None):
-    return 1
-
-
-for _names, _method in (
-    (("store", "get", "put", "copy", *SIGNALS, "barrier"), _nothing), ((*ATOMICS, "wait"), _here),
-    (("load", "load_acquire", "wait_any"), _zero), (("test",), _one),
+for _names, _text in (
+    (("store", "get", "put", "copy", *SIGNALS, "barrier"), "pass"), ((*ATOMICS, "wait"), "return tl.load(pointer)"),
+    (("load", "load_acquire", "wait_any"), "return tl.load(pointer) * 0"), (("test",), "return 1"),
 ):  # fmt: skip
+    _method = kernel_of(triton.jit, "self, pointer, a=None, b=None, c=None, d=None, e=None, f=None", _text, tl=tl)
     for _name in _names:
         setattr(MuteContext, _name, _method)
 
