@@ -1,5 +1,6 @@
 """A world of threads and an allocator in private memory: several ranks in one process, without torch.distributed."""
 
+import contextlib
 import ctypes
 import mmap
 import re
@@ -148,7 +149,7 @@ class MemoryAllocator:
             raise self.fail[name]
 
 
-class Cluster:
+class Cluster(contextlib.AbstractContextManager):
     """Ranks with an open heap each; `each` runs a function on all of them at the same time.
 
     Options of the heaps may be given for all, or by `options_of(rank)`.
@@ -211,9 +212,6 @@ class Cluster:
     @property
     def num_exchanges(self):
         return self.worlds[0].num_exchanges
-
-    def __enter__(self):
-        return self
 
     def __exit__(self, *args):
         self._pool.shutdown()

@@ -166,9 +166,7 @@ class Model:
         self.freed.clear()
         if self.live:
             tensors = self.live[sorted(self.live)[index % len(self.live)]]
-            for rank in range(self.world_size):
-                if ranks >> rank & 1:
-                    tensors[rank] = None
+            tensors[:] = [None if ranks >> rank & 1 else t for rank, t in enumerate(tensors)]
 
     def barrier(self):
         self.check_pending()

@@ -3,6 +3,7 @@
 import gc
 import os
 import weakref
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -152,9 +153,6 @@ def test_a_device_error_is_raised_once_by_a_barrier_or_by_closing(monkeypatch):
 def test_what_closing_raises_is_logged_behind_another_error(monkeypatch, log):
     monkeypatch.setenv("IRIS_DEVICE_TIMEOUT", "1")
 
-    def lose(self):
-        raise errors.DeviceError("the device is lost")
-
     def in_a_block():
         with opened() as ctx:
             late(ctx)
@@ -162,7 +160,8 @@ def test_what_closing_raises_is_logged_behind_another_error(monkeypatch, log):
 
     def with_memory_that_cannot_be_given_back():
         with opened() as ctx:
-            monkeypatch.setattr(type(ctx.heap._state.allocator), "close", lose)
+            lost = errors.DeviceError("the device is lost")
+            monkeypatch.setattr(type(ctx.heap._state.allocator), "close", Mock(side_effect=lost))
             _ = 1 / 0
 
     for fail in (in_a_block, with_memory_that_cannot_be_given_back):

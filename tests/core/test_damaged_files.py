@@ -8,6 +8,7 @@ import os
 import pathlib
 import tempfile
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import table_files
@@ -198,10 +199,8 @@ def test_whatever_is_in_place_of_a_file_is_left_out(tmp_path, capsys, damage):
 
 
 def test_a_folder_that_one_may_not_read_is_left_out(tmp_path, monkeypatch):
-    def refuse(path):  # root may read everything
-        raise PermissionError(13, "Permission denied", str(path))
-
-    monkeypatch.setattr(pathlib.Path, "iterdir", refuse)
+    denied = PermissionError(13, "Permission denied", str(tmp_path))  # root may read everything
+    monkeypatch.setattr(pathlib.Path, "iterdir", Mock(side_effect=denied))
     with warnings_of_tables() as warned:
         assert Tables(tmp_path, [], "cpu").nearest(REQUESTS[0]).entries == ()
     (warning,) = warned

@@ -7,6 +7,7 @@ import os
 import pathlib
 import sys
 import types
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -133,10 +134,6 @@ def gpus(monkeypatch):
     """Lets torch have H200s that are none; returns the findings of the steps that ask it, and the facts."""
 
     def look(count, access=lambda one, other: True, *, cuda="13.0", hip=None, init=None):
-        def start():
-            if init is not None:
-                raise init
-
         properties = types.SimpleNamespace(
             name="H200", total_memory=140 << 30, major=9, minor=0, multi_processor_count=132,
             gcnArchName="gfx942:sramecc+", warp_size=64,
@@ -146,7 +143,7 @@ def gpus(monkeypatch):
         monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
         monkeypatch.setattr(torch.cuda, "can_device_access_peer", access)
-        monkeypatch.setattr(torch.cuda, "init", start)
+        monkeypatch.setattr(torch.cuda, "init", Mock(side_effect=init))
         facts, found = doctor.survey_gpus({})
         return {finding.subject: finding for finding in found}, facts
 
@@ -182,8 +179,7 @@ def test_no_gpu(gpus, monkeypatch, cuda, present, hidden, init, verdict, text):
     assert facts["gpus"] == facts["pairs"] == []
 
 
-def refuse(*args):
-    raise PermissionError(1, "Operation not permitted")
+refuse = Mock(side_effect=PermissionError(1, "Operation not permitted"))
 
 
 @table(("what", "stand_in", "subject", "verdict", "text"), [
@@ -218,10 +214,6 @@ def registry(site):
     return site.registry(block=["stopped"])
 
 
-ON_GPUS = {("language", "pool"), ("language", "virtual"), ("another", "pool")}
-ON_CPUS = {("language", "pages"), ("another", "pages")}
-
-
 @table(("gpus", "hip", "cores", "cpu_ranks"), [
     (8, False, 4, None), (8, True, 4, None), (1, False, 3, 2), (0, False, 2, 2), (0, False, 3, 2), (0, False, 4, 4),
     (0, False, 64, 4),
@@ -230,11 +222,11 @@ def test_self_tests_are_on_all_gpus_and_on_the_cpu_where_there_are_fewer_than_tw
     registry, monkeypatch, gpus, hip, cores, cpu_ranks
 ):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(cores))
-    expected = {(*names, "cuda", gpus) for names in ON_GPUS if gpus}
-    expected |= {(*names, "cpu", cpu_ranks) for names in ON_CPUS if cpu_ranks}
-    assert {
-        (test.backend, test.allocator, test.device, test.ranks) for test in doctor.plan(registry, gpus, hip)
-    } == expected
+    on_gpus, on_cpus = {("language", "pool"), ("language", "virtual"), ("another", "pool")}, {"language", "another"}
+    expected = {(*names, "cuda", gpus) for names in on_gpus if gpus}
+    expected |= {(backend, "pages", "cpu", cpu_ranks) for backend in on_cpus if cpu_ranks}
+    plan = doctor.plan(registry, gpus, hip)
+    assert {(test.backend, test.allocator, test.device, test.ranks) for test in plan} == expected
 
 
 BODY = """

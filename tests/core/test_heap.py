@@ -17,6 +17,7 @@ from iris_core.heap.offsets import RangeSet
 from .fakes import Cluster
 
 F32, U8 = torch.float32, torch.uint8
+RANGE = st.tuples(st.integers(0, 40), st.integers(0, 40))
 
 
 def test_what_cannot_be_allocated(heap):
@@ -79,9 +80,9 @@ def test_cycles_are_collected_before_giving_up(world_size, monkeypatch):
 def test_translate():
     with Cluster(2) as c:
         heap, (a, b) = c.heap, (c.allocators[0].base_ptr, c.allocators[1].base_ptr)
-        assert heap.translate(a + 17, 0, 1) == b + 17
-        assert heap.translate(b, 1, 0) == a
-        assert heap.translate(a + heap.nbytes - 1, 0, 0) == a + heap.nbytes - 1
+        last = a + heap.nbytes - 1
+        found = [heap.translate(*each) for each in ((a + 17, 0, 1), (b, 1, 0), (last, 0, 0))]
+        assert found == [b + 17, a, last]
         for ptr in (a - 1, a + heap.nbytes, 0):
             with pytest.raises(NotOnHeapError, match="does not lie in rank 0's heap"):
                 heap.translate(ptr, 0, 1)
@@ -158,9 +159,6 @@ def test_a_heap_is_opened_once():
         assert c.allocators[0].closed
         with pytest.raises(HeapError, match="opened once"):
             c.heap.open()
-
-
-RANGE = st.tuples(st.integers(0, 40), st.integers(0, 40))
 
 
 @settings(deadline=None)

@@ -114,8 +114,6 @@ def test_all_groups_take_memory_at_once():
     groups = [members for size in range(2, num_ranks + 1) for members in itertools.permutations(ranks, size)][::3]
 
     class Late(ThreadWorld):
-        """A member that is late now and then."""
-
         def all_gather_ints(self, values):
             time.sleep(random.choice((0, 0, 1e-4, 2e-3)))
             return super().all_gather_ints(values)
@@ -157,8 +155,6 @@ def test_groups_of_one_rank_take_ranges_of_the_system_area_at_the_same_time():
 
 
 class Interrupted(ThreadWorld):
-    """A member that is interrupted once it has got memory."""
-
     def all_gather_ints(self, values):
         if self.num_exchanges == 1:
             raise KeyboardInterrupt

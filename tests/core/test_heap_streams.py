@@ -65,8 +65,6 @@ class Device:
 
 
 class Ranks(Cluster):
-    """A cluster with a pretended device per rank."""
-
     def __init__(self, world_size, nbytes=1 << 12, *provides):
         self.devices = [Device() for _ in range(world_size)]
         super().__init__(world_size, nbytes, *provides, options_of=lambda rank: {"streams": self.devices[rank]})

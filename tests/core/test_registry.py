@@ -2,7 +2,6 @@
 
 import pathlib
 import sys
-from unittest.mock import Mock
 
 import forked
 import pytest
@@ -14,20 +13,14 @@ from iris_core.hooks import hookimpl
 from iris_core.registry import MAY_BE_WATCHED, Registry, default_registry, notify
 from iris_core.registry.records import REGISTERED
 from iris_core.settings import PluginSettings
-from iris_core.types import (
-    PLUGIN_API,
-    Availability,
-    CreateRequest,
-    DeviceTarget,
-    DeviceType,
-    PluginInfo,
-    PluginKind,
-    PluginState,
-)
+from iris_core.types import PLUGIN_API, CreateRequest, DeviceTarget, DeviceType, PluginKind, PluginState
 
 ALLOCATOR, BACKEND, OBSERVER = PluginKind.ALLOCATOR, PluginKind.BACKEND, PluginKind.OBSERVER
 CPU = DeviceTarget(DeviceType.CPU)
 REQUEST = CreateRequest(target=CPU, rank=0, world_size=1, heap_nbytes=4096, settings=PluginSettings())
+ABSENT = {"iris.allocators": {"bad": "there_is_no_such:plugin"}}
+HOOK = "from iris_core.hooks import hookimpl\nclass P:\n    @hookimpl\n    def {}: yield\nplugin = P()\n"
+CPU_ONLY = "devices=frozenset({DeviceType.CPU})"
 
 
 def only(registry):
@@ -41,14 +34,8 @@ def test_discovery_imports_nothing_and_reads_all_four_groups_and_no_others(site)
     points |= {"iris.plugins": {"o": "m:x"}, "iris.unknown": {"u": "m:x"}, "console_scripts": {"s": "m:x"}}
     site.install("iris-all", entry_points=points)
     records = site.registry().records()
-    found = [(record.kind.value, record.name) for record in records]
-    assert found == [
-        ("allocator", "a"),
-        ("allocator", "mine"),
-        ("backend", "b"),
-        ("collective", "c"),
-        ("observer", "o"),
-    ]
+    found = [f"{record.kind.value} {record.name}" for record in records]
+    assert found == ["allocator a", "allocator mine", "backend b", "collective c", "observer o"]
     mine = records[1]
     assert (mine.distribution, mine.version, mine.entry_point) == ("iris-mine", "1.0", f"{module}:plugin")
     assert (mine.state, mine.api) == (PluginState.DISCOVERED, "")
@@ -56,10 +43,6 @@ def test_discovery_imports_nothing_and_reads_all_four_groups_and_no_others(site)
     names = {(record.kind, record.name): record.distribution for record in Registry().records()}
     for kind, name, distribution in (("host", ALLOCATOR, "allocators"), ("gluon", BACKEND, "gluon")):
         assert names[name, kind] == f"iris-{distribution}"
-
-
-HOOK = "from iris_core.hooks import hookimpl\nclass P:\n    @hookimpl\n    def {}: yield\nplugin = P()\n"
-CPU_ONLY = "devices=frozenset({DeviceType.CPU})"
 
 
 def source(**change):
@@ -145,22 +128,12 @@ def test_not_found_lists_what_is_there_and_says_how_to_install(site, kind, name,
     assert caught.value.close_matches == close
 
 
-class Noted:
-    @hookimpl
-    def iris_plugin_info(self):
-        return PluginInfo("noted", ALLOCATOR, "by hand", devices=frozenset({DeviceType.CPU}))
-
-    @hookimpl
-    def iris_plugin_settings(self):
-        return PluginSettings
-
-    @hookimpl
-    def iris_plugin_probe(self):
-        return Availability.yes()
-
-    @hookimpl
-    def iris_plugin_create(self, request):
-        return Mock(world_size=request.world_size)
+def noted():
+    """The object of a plugin that nothing installs."""
+    names = {}
+    create = "from unittest.mock import Mock; return Mock(world_size=request.world_size)"
+    exec(provider_source("noted", create=create), names)
+    return names["plugin"]
 
 
 class Nameless:
@@ -172,17 +145,17 @@ def test_register_and_unregister(site):
     site.provider("noted")
     registry = site.registry(block=["noted@iris-noted"])  # in whose place it comes
     (blocked,), revision = registry.records(), registry.revision
-    record = registry.register(ALLOCATOR, Noted())
+    record = registry.register(ALLOCATOR, noted())
     assert (record.name, record.distribution, record.state) == ("noted", REGISTERED, PluginState.LOADED)
     assert registry.revision > revision
     assert registry.resolve(ALLOCATOR, "noted") is record
     assert registry.probe(record, CPU)
     assert registry.create(record, REQUEST).world_size == 1
     with pytest.raises(errors.PluginConflictError, match="noted"):
-        registry.register(ALLOCATOR, Noted())
+        registry.register(ALLOCATOR, noted())
     registry.unregister(record)
     for words, kind, plugin, name in (
-        ("kind allocator", BACKEND, Noted(), None), ("name is 'noted'", ALLOCATOR, Noted(), "other"),
+        ("kind allocator", BACKEND, noted(), None), ("name is 'noted'", ALLOCATOR, noted(), "other"),
         ("no method marked", ALLOCATOR, object(), None), ("does not say its name", OBSERVER, Nameless(), None),
     ):  # fmt: skip
         with pytest.raises(errors.PluginLoadError, match=words):
@@ -230,9 +203,6 @@ def test_notify_follows_blocking(site):
     default_registry().block([])
     notify("iris_opened", context=4)
     assert [context for _, context in sys.modules[module].seen] == [1, 2, 4]
-
-
-ABSENT = {"iris.allocators": {"bad": "there_is_no_such:plugin"}}
 
 
 def damage(info, file, what):
@@ -300,29 +270,20 @@ BODIES = [
 ]  # fmt: skip
 
 
-def with_hook(name, hook, body):
-    arguments = {"probe": "self, target", "create": "self, request"}.get(hook, "self")
-    head = f"def iris_plugin_{hook}({arguments}):\n"
-    text = provider_source(name)
-    assert head in text
-    return text.replace(head, f"{head}        {body}\n")
-
-
 @table("hook", ["info", "settings", "probe", "create"])
 @table("body", BODIES)
 def test_whatever_a_hook_raises_or_returns_is_an_error_of_its_plugin_unless_it_is_an_interrupt(site, hook, body):
-    site.provider("bad", source=with_hook("bad", hook, body))
+    arguments = {"probe": "self, target", "create": "self, request"}.get(hook, "self")
+    head = f"def iris_plugin_{hook}({arguments}):\n"
+    assert head in provider_source("bad")
+    site.provider("bad", source=provider_source("bad").replace(head, f"{head}        {body}\n"))
     site.provider("good")
     registry = site.registry()
     record = registry.resolve(ALLOCATOR, "bad")
-    calls = {
-        "info": lambda: registry.load(record),
-        "settings": lambda: registry.settings_class(record),
-        "probe": lambda: registry.probe(record, CPU),
-        "create": lambda: registry.create(record, REQUEST),
-    }
+    use = {"info": "load", "settings": "settings_class"}.get(hook, hook)
+    given = {"probe": [CPU], "create": [REQUEST]}.get(hook, [])
     with pytest.raises((errors.PluginError, KeyboardInterrupt)) as caught:
-        calls[hook]()
+        getattr(registry, use)(record, *given)
     assert isinstance(caught.value, KeyboardInterrupt) == ("Interrupt" in body)
     if "Interrupt" in body:
         return
@@ -331,9 +292,6 @@ def test_whatever_a_hook_raises_or_returns_is_an_error_of_its_plugin_unless_it_i
     assert isinstance(caught.value.__cause__, KeyError) == ("KeyError" in body)
     broken = {each.name for each in registry.load_all() if each.state is PluginState.BROKEN}
     assert broken == ({"bad"} if hook != "create" or body == "return None" else set()), body
-
-
-INFO = "devices=frozenset({DeviceType.CPU}), provides=frozenset({Capability.REMOTE_LOAD_STORE})"
 
 
 PROGRAM = """
@@ -357,7 +315,8 @@ ODD_ALGORITHM = """
 
 def test_a_program_opens_and_computes_beside_all_of_it(site):
     (site.install("iris-gone", entry_points={"iris.backends": {"gone": "a:b"}}) / "METADATA").unlink()
-    site.provider("leaves", info=f"{INFO}, priority=10**9", probe="raise SystemExit(3)")
+    first = f"{CPU_ONLY}, provides=frozenset({{Capability.REMOTE_LOAD_STORE}}), priority=10**9"
+    site.provider("leaves", info=first, probe="raise SystemExit(3)")
     site.provider("odd", "COLLECTIVE", create=ODD_ALGORITHM)
     site.provider("quits", "COLLECTIVE", create="raise SystemExit(3)")
     site.provider("unset", "COLLECTIVE", settings="type('S', (PluginSettings,), {'__init__': exit})")

@@ -18,6 +18,7 @@ from iris_core.settings import (
 )
 
 pytestmark = pytest.mark.usefixtures("clean_environment")
+SIZE = "a size is a number of bytes or text such as 64MiB"
 
 
 class Inner(PluginSettings):
@@ -72,9 +73,6 @@ def test_reductions_are_deterministic_as_torchs_operations_where_nothing_else_is
         torch.set_deterministic_debug_mode("default")
     monkeypatch.setenv("IRIS_DETERMINISTIC", "1")
     assert load_settings().deterministic
-
-
-SIZE = "a size is a number of bytes or text such as 64MiB"
 
 
 @table(("name", "text", "words"), [

@@ -1,11 +1,13 @@
 """Exchanges between hosts: every kind and size; ranks that are in different ones are told, and can go on."""
 
+import contextlib
 import gc
 import os
 import random
 import re
 import threading
 import time
+from unittest import mock
 
 import pytest
 import torch
@@ -175,7 +177,6 @@ def many_descriptors():
 def open_and_close(times, refused):
     """What is said where rank 1 refuses to open worlds, or may not, and how many more descriptors are open then."""
     said, kept, before = set(), [], 0
-    look = rendezvous.Opening._look_after
 
     def refuse(*_):
         raise OSError(24, "Too many open files")
@@ -187,13 +188,10 @@ def open_and_close(times, refused):
         world.close()
         kept.append(world)
 
+    refuses = mock.patch.object(rendezvous.Opening, "_look_after", refuse)
     for number in range(times + 2):
-        if refused and int(os.environ["RANK"]) == 1:
-            rendezvous.Opening._look_after = refuse
-        try:
+        with refuses if refused and int(os.environ["RANK"]) == 1 else contextlib.nullcontext():
             said.add(refusal(use)[::2])
-        finally:
-            rendezvous.Opening._look_after = look
         if number == 1:
             gc.collect()  # earlier jobs may have left descriptors to the collector
             before = num_descriptors()

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from unittest import mock
 
 import pytest
 import torch
@@ -40,13 +41,10 @@ def leave():
     sys.exit(EXIT_CODE)
 
 
-def break_off():
-    raise Broken
-
-
 FAULTS = {
     "killed": lambda: os.kill(os.getpid(), signal.SIGKILL), "stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP),
-    "exiting": leave, "raising": break_off, "interrupted": lambda: signal.raise_signal(signal.SIGINT),
+    "exiting": leave, "raising": mock.Mock(side_effect=Broken),
+    "interrupted": lambda: signal.raise_signal(signal.SIGINT),
 }  # fmt: skip
 OWN = {"raising": "Broken", "interrupted": "KeyboardInterrupt"}
 """What a rank raises to which something happens."""
@@ -193,9 +191,7 @@ def one_fault(server, phase, fault, seed):
     chosen = random.Random(f"{phase} {fault} {seed}")
     victim, share = chosen.randrange(SIZE), chosen.random()
     with tempfile.TemporaryDirectory() as base, Processes(server) as ranks:
-        first, second = os.path.join(base, "first"), os.path.join(base, "second")
-        os.mkdir(first, 0o700)
-        os.mkdir(second, 0o700)
+        first, second = (tempfile.mkdtemp(dir=base) for _ in range(2))
         ranks.start_ranks(first, SIZE, suffer, phase, fault, victim, share, second)
         indices = list(range(SIZE))
         said = {rank: ranks.answer(rank) for rank in range(SIZE) if rank != victim}

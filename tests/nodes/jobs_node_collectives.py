@@ -120,8 +120,7 @@ def collectives(members, which, every=1, start=0, turns=2, device="cpu"):
 
 
 def captured():
-    """Replay graphs of collectives by levels, with new values each time; return which of them are wrong."""
-    wrong = []
+    """Replay graphs of collectives by levels, with new values each time."""
     with small_chunks(), Iris("64MiB", device="cuda") as ctx:
         size, me = ctx.num_ranks, ctx.cur_rank
         parts = ctx.empty(size, 3000)
@@ -144,11 +143,9 @@ def captured():
                 everyone = torch.stack([numbers + (rank + 1) * (turn + 2) for rank in range(size)]).float()
                 parts.copy_(everyone[me])
                 graph.replay()
-                if not torch.equal(found, wanted(everyone)):
-                    wrong.append((op, turn))
+                assert torch.equal(found, wanted(everyone)), (op, turn)
                 ctx.barrier()
             graph.reset()
-    return wrong
 
 
 def collectives_of_all(every):
@@ -284,10 +281,15 @@ def node_refuses(how):
     with Iris("4MiB", device="cpu") as ctx:
         x, y = torch.ones(64), torch.zeros(64)
         chooser = ctx._binder._algorithms(mock.Mock(spec=[]))
+        name, does = {
+            "supports": ("supports", {"return_value": Availability.no("not today")}),
+            "no room": ("prepare", {"side_effect": UnsupportedError("no room here")}),
+            "broken": ("prepare", {"side_effect": ValueError("broken here")}),
+        }[how]
         with contextlib.ExitStack() as unable:
             for each in chooser._by_op["reduce_scatter"].values() if ctx.cur_rank == 3 else ():
                 if not getattr(each, "spans_nodes", False):
-                    unable.enter_context(mock.patch.object(each, *_refusing(how), create=True))
+                    unable.enter_context(mock.patch.object(each, name, mock.Mock(**does), create=True))
             words = "" if how != "broken" else (
                 "IrisError: ranks 2, 3 could not prepare 'hierarchical' for all_reduce"
                 ".*rank 3 could not prepare 'pull' for reduce_scatter: broken here"
@@ -297,16 +299,6 @@ def node_refuses(how):
         ctx.ccl.all_reduce(y, x)
         assert y.unique().tolist() == [4.0]
         ctx.barrier()
-
-
-def _refusing(how):
-    if how == "supports":
-        return "supports", lambda request: Availability.no("not today")
-
-    def prepare(request, context):
-        raise UnsupportedError("no room here") if how == "no room" else ValueError("broken here")
-
-    return "prepare", prepare
 
 
 def bits():
