@@ -11,9 +11,7 @@ from iris_core.errors import BenchmarkError
 
 from .conftest import PretendedWorld
 
-
-def nothing():
-    """A call."""
+nothing = lambda: None
 
 
 def only(call=nothing, check=None, **more):
@@ -55,6 +53,7 @@ def idle(state, ctx):
 
 
 OF_RANK_2 = PretendedWorld(3, lambda rank, obj: "2 elements differ" if obj == "" and rank == 2 else obj)
+UNLIKE = PretendedWorld(2, lambda rank, obj: ("skipped", *obj[1:]) if isinstance(obj, tuple) else obj)
 
 
 @table(("benchmark", "world", "error"), [
@@ -76,9 +75,6 @@ def reported(answer):
         state.provider("a", lambda: answer, check=None)
 
     return benchmark
-
-
-UNLIKE = PretendedWorld(2, lambda rank, obj: ("skipped", *obj[1:]) if isinstance(obj, tuple) else obj)
 
 
 @table(("benchmark", "world", "error", "text"), [

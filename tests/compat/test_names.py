@@ -46,6 +46,7 @@ _EVENTS = (
 EVENTS = {name: number for number, name in enumerate(f"{_EVENTS} atomic_max".split())}
 EVENTS |= {"fetch": 1024, "compute": 2048, "reduce": 2049, "wait": 3072, "barrier": 3073}
 REDUCTIONS = {"SUM": 0, "PRODUCT": 1, "MIN": 2, "MAX": 3, "BAND": 4, "BOR": 5, "BXOR": 6}
+_ANY = "any default"
 
 
 @pytest.fixture(scope="module")
@@ -165,9 +166,6 @@ def test_is_called_with(ctx, name):
         if wanted.default not in (inspect.Parameter.empty, _ANY) and ours[parameter] is not None:
             assert ours[parameter].default == wanted.default, parameter
         assert parameter in ours or wanted.kind is inspect.Parameter.VAR_KEYWORD
-
-
-_ANY = "any default"
 
 
 def _parameters(function):
@@ -373,6 +371,5 @@ def test_what_is_asked_for_in_vain_is_said_once(ctx, log):
 def test_allocators_of_cpu_ranks(name, log):
     with environment(IRIS_DEVICE="cpu"), iris.iris((1 << 20) + 3, name) as shmem:
         assert iris.is_simulation_env()
-        assert shmem.plugin_names["allocator"] == "host"
-        assert shmem.heap_size == (1 << 20) + 3
+        assert (shmem.plugin_names["allocator"], shmem.heap_size) == ("host", (1 << 20) + 3)
     assert log().count(f"allocator_type={name!r}") == 1

@@ -104,7 +104,6 @@ def groups_of_all_kinds(store, is_bound):
     b = torch.ones(4, 2)
     product = distribute_tensor(a, mesh, [Shard(0), Shard(1)]) @ distribute_tensor(b, mesh, [Replicate(), Shard(0)])
     assert torch.equal(product.full_tensor(), a @ b)
-    dist.destroy_process_group()
 
 
 def beside_another_backend(store):
@@ -122,7 +121,6 @@ def beside_another_backend(store):
         checked = dist.new_group(backend="iris")
     with pytest.raises(RuntimeError):
         dist.all_reduce(torch.full((3,), torch.nan), group=checked)
-    dist.destroy_process_group()
 
 
 def different_calls(store):
@@ -132,9 +130,7 @@ def different_calls(store):
     dist.all_reduce(x)
     first = (dist.barrier, lambda: dist.all_gather_into_tensor(torch.empty(9), x, async_op=True).wait())[rank > 0]
     second = (dist.barrier, lambda: torch.ops.iris.all_to_all(x, group))[rank > 0]
-    said = [re.findall(r"\n  (ranks? .*)\(\)", said_by(each)) for each in (first, second)]
-    dist.destroy_process_group()
-    return said
+    return [re.findall(r"\n  (ranks? .*)\(\)", said_by(each)) for each in (first, second)]
 
 
 def what_a_group_refuses(store):
@@ -165,7 +161,6 @@ def what_a_group_refuses(store):
     assert not backend.supports_tensor_alloc(gpu)
     assert not backend.supports_tensor_alloc(0)
     assert not backend.operations._contexts
-    dist.destroy_process_group()
 
 
 def refused_by_all(store, is_async):
@@ -203,7 +198,6 @@ def refused_by_all(store, is_async):
     said = {name: said_by(lambda call=call: finish(call())) for name, call in calls.items()}
     dist.all_reduce(x.fill_(1))
     assert x.tolist() == [size] * 4
-    dist.destroy_process_group()
     return {name: text for name, text in said.items() if "ArgumentError: rank 1 refused the call" not in text}
 
 
@@ -253,7 +247,6 @@ def several_at_a_time(store, devices):
             # gloo has no calls between begin and end of a device; their works are those of all calls within
             pairs = zip(at_once(ours, ranks, is_async, CPU), at_once(gloo, ranks, is_async, None), strict=True)
             assert all(all(map(torch.equal, flat(found), flat(wanted))) for found, wanted in pairs)
-    dist.destroy_process_group()
 
 
 def events(store, profiler):
@@ -286,7 +279,6 @@ def events(store, profiler):
         late.wait()
     # gloo has no shape where a scatter receives; its threads run all calls, and Iris's only those that do not wait
     found["gloo", False] = [(name, shapes, False) for name, shapes, _ in found["gloo", False]]
-    dist.destroy_process_group()
     kinds = [False] if IS_211 else [False, True]  # torch 2.11 drops events that another thread ends
     return [each for each in kinds if not found["iris", each] or found["iris", each] != found["gloo", each]]
 
@@ -325,4 +317,3 @@ def memory_of_the_group(store):
     dist.all_reduce(x.fill_(rank))
     assert x.tolist() == [6.0] * 6
     assert torch_backend.context_of().is_symmetric(x)
-    dist.destroy_process_group()

@@ -101,6 +101,13 @@ def flat(tensors):
     return [each for some in tensors for each in (some if isinstance(some, list) else [some])]
 
 
+def in_group(store, job, *args):
+    """Run a job that initialises torch.distributed, and end that."""
+    answer = job(store, *args)
+    dist.destroy_process_group()
+    return answer
+
+
 def on_nodes(store, nodes, job, *args):
     with environment(IRIS_NODES=nodes):
         return job(store, *args)
@@ -139,7 +146,6 @@ def equal_to_peer(store, groups, device="cpu"):
                     results.append(flat(tensors))
                 for found in results[:-1]:
                     assert all(map(torch.equal, found, results[-1])), (ranks, name, dtype, shape, op)
-    dist.destroy_process_group()
 
 
 def placed(ctx, x, how):
@@ -195,9 +201,7 @@ def lying_differently(store):
     assert (x == size).all()
     assert (crowded == size).all()
     bound = ctx._binder.bound_anywhere.values()
-    found = {each.op for each in bound if each.request.direct_in and each.request.direct_out}
-    dist.destroy_process_group()
-    return found
+    return {each.op for each in bound if each.request.direct_in and each.request.direct_out}
 
 
 def operators_lying_differently(store):
@@ -239,12 +243,10 @@ def operators_lying_differently(store):
     assert torch.equal(total, summed)
     bound = [*ctx._binder.bound_anywhere.values(), *ctx._binder.fused_anywhere.values()]
     lie = "direct_in", "reach_a", "reach_out"
-    kinds = {each.op for each in bound if any(getattr(each.request, name, False) for name in lie)}
     for each in (ctx, other):
         each.close()
     comm.destroy()
-    dist.destroy_process_group()
-    return kinds
+    return {each.op for each in bound if any(getattr(each.request, name, False) for name in lie)}
 
 
 def calls(store):
@@ -291,7 +293,6 @@ def calls(store):
     assert torch.equal(*found)
     dist.barrier()
     assert "gloo" in torch_backend.explain()
-    dist.destroy_process_group()
 
 
 def promising_bits(store):
@@ -313,7 +314,6 @@ def promising_bits(store):
     x = inputs[rank].clone()
     dist.all_reduce(x)
     assert torch.equal(x, promised(case, inputs)[rank])
-    dist.destroy_process_group()
 
 
 def die(store, folder, device, by):
@@ -432,7 +432,6 @@ def gradients(store):
     for x, call in ((whole((6,), torch.int32, 1), ops.reduce_scatter), (whole((8,), torch.int32, 1), ops.all_reduce)):
         words = "ArgumentError.*op='nonsense' is no reduction; known are SUM"
         assert unlike((words, partial(call, x, ("sum", "nonsense")[rank], group))) == []
-    dist.destroy_process_group()
 
 
 def trained(prepare, after):
@@ -471,7 +470,6 @@ def fsdp_on_the_heap(store):
     assert all(map(torch.equal, *parameters))
     assert blocks[:4] == [blocks[0]] * 4
     assert blocks[5:] == [blocks[5]] * 3 > [blocks[0]] * 3
-    dist.destroy_process_group()
 
 
 def large_beside_small(store, is_deterministic):
@@ -504,4 +502,3 @@ def large_beside_small(store, is_deterministic):
     assert (parted == size * rank).all()
     assert wholes[:, 0].tolist() == list(range(size))
     assert ("cuda: nccl" in torch_backend.explain()) != is_deterministic
-    dist.destroy_process_group()

@@ -42,7 +42,7 @@ def ranks():
 
 @pytest.fixture
 def on_ranks(ranks, tmp_path):
-    return lambda job, num_ranks, *args: ranks.run(job, num_ranks, str(tmp_path / "store"), *args)
+    return lambda job, num_ranks, *args: ranks.run(jobs.in_group, num_ranks, str(tmp_path / "store"), job, *args)
 
 
 @pytest.mark.slow
