@@ -60,7 +60,6 @@ class Cluster(fakes.Cluster):
 
     @property
     def used(self):
-        """Bytes in use of each rank's device."""
         return [driver.used for driver in self.drivers]
 
     @property

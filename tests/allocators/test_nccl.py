@@ -93,8 +93,6 @@ class FakeNccl:
 
 
 class TestEmulated(AllocatorConformance):
-    """The kit, on CPU ranks."""
-
     plugin = pytest.fixture(lambda self: plugin)
     target = pytest.fixture(lambda self: CPU)
 

@@ -4,6 +4,7 @@ import functools
 import gc
 import os
 import threading
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -102,10 +103,6 @@ def test_memory_that_cannot_be_shared_says_what_would_help(made):
         allocator.import_tensor(15 * GRANULE, pieces.tensor(0, (GRANULE,)), nothing)
 
 
-def refuse(thread):
-    raise RuntimeError("can't create new thread at interpreter shutdown")
-
-
 @table("how, says, left", [
     ("busy", "still busy", (1, 1, 1)),
     ("synchronize", "synchronize failed", (0, 0, 0)),  # a device that has failed
@@ -120,7 +117,8 @@ def test_a_device_that_fails_or_is_busy_does_not_keep_the_heap_open(monkeypatch,
     driver.busy = how == "busy"
     monkeypatch.setattr(pieces, "IDLE_TIMEOUT_S", 0.05 if driver.busy else 60.0)
     if how == "end of the process":
-        monkeypatch.setattr(threading.Thread, "start", refuse)
+        refused = RuntimeError("can't create new thread at interpreter shutdown")
+        monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=refused))
     driver.fail_next[how] = 1
     caplog.clear()
     with caplog.at_level("WARNING", logger="iris"):

@@ -8,7 +8,6 @@ import weakref
 import pytest
 import torch
 from tables import table
-from tests.core.fakes import Hub
 
 from iris_core import errors
 from iris_core.heap.blocks import NOT_OPEN
@@ -237,7 +236,6 @@ def external(made, cluster, start=0, shape=(8,), sizes=(2, 1)):
 
 @pytest.fixture
 def c(made):
-    """Two ranks that import."""
     return made.cluster(2, nbytes=16 * GRANULE)
 
 
@@ -310,17 +308,10 @@ def test_a_failing_undo_of_an_import_keeps_the_ranks_together(made, c):
 
 def regions_of(cluster, members, nbytes):
     """A region of some ranks, (its offset, a tensor in it) by rank, or the error of a member."""
-    hub = Hub(len(members))
-    worlds = {member: ThreadWorld(hub, rank) for rank, member in enumerate(members)}
-
-    def take(heap):
-        if heap.rank not in worlds:
-            return None
-        offset, tensor = heap.take_for_group(worlds[heap.rank], members, nbytes, "a test")
-        tensor.fill_(10 * members[0] + heap.rank + 1)
-        return offset, tensor
-
-    taken = cluster.attempt(take)
+    taken = cluster.take(members, nbytes, ThreadWorld)
+    for rank, each in enumerate(taken):
+        if isinstance(each, tuple):
+            each[1].fill_(10 * members[0] + rank + 1)
     return {member: taken[member] for member in sorted(members)}
 
 

@@ -39,9 +39,7 @@ def producer(
 
 
 @gluon.jit
-def consumer(
-    IrisDeviceCtx: gl.constexpr, context, source, result, flags, n, LANES: gl.constexpr, BLOCK: gl.constexpr
-):  # fmt: skip
+def consumer(IrisDeviceCtx: gl.constexpr, context, source, result, flags, n, LANES: gl.constexpr, BLOCK: gl.constexpr):
     """Spin, then read what has come and what the other rank still has."""
     ctx = IrisDeviceCtx.initialize(context)
     layout: gl.constexpr = gl.BlockedLayout([1], [LANES], [4], [0])

@@ -40,10 +40,9 @@ NAMES = {
     "ctx.tracing": "reset",
     "iris.bench.State": "__getitem__ get set_bytes set_flops set_warmup set_repeat skip",
 }
-_EVENTS = (
-    "load store get put copy atomic_add atomic_sub atomic_cas atomic_xchg atomic_xor atomic_and atomic_or atomic_min"
-)
-EVENTS = {name: number for number, name in enumerate(f"{_EVENTS} atomic_max".split())}
+_ATOMICS = "add sub cas xchg xor and or min max"
+_EVENTS = ["load", "store", "get", "put", "copy", *(f"atomic_{name}" for name in _ATOMICS.split())]
+EVENTS = {name: number for number, name in enumerate(_EVENTS)}
 EVENTS |= {"fetch": 1024, "compute": 2048, "reduce": 2049, "wait": 3072, "barrier": 3073}
 REDUCTIONS = {"SUM": 0, "PRODUCT": 1, "MIN": 2, "MAX": 3, "BAND": 4, "BOR": 5, "BXOR": 6}
 _ANY = "any default"
@@ -156,14 +155,16 @@ IN_KERNELS = {
 @table("name", CALLS)
 def test_is_called_with(ctx, name):
     ours = _parameters(eval(name))
-    theirs = inspect.signature(eval(f"lambda {_with_defaults(CALLS[name])}: 0")).parameters
+    given = re.split(r",\s*", CALLS[name])
+    given = [part if "=" in part or part.startswith("*") else f"{part}=_ANY" for part in given]
+    theirs = inspect.signature(eval(f"lambda {', '.join(given)}: 0")).parameters
     for place, (parameter, wanted) in enumerate(theirs.items()):
         if wanted.kind is inspect.Parameter.VAR_POSITIONAL:
             assert list(ours.values())[place].kind is wanted.kind
             continue
         if wanted.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:
             assert list(ours)[place] == parameter
-        if wanted.default not in (inspect.Parameter.empty, _ANY) and ours[parameter] is not None:
+        if wanted.default is not _ANY and ours[parameter] is not None:
             assert ours[parameter].default == wanted.default, parameter
         assert parameter in ours or wanted.kind is inspect.Parameter.VAR_KEYWORD
 
@@ -176,15 +177,6 @@ def _parameters(function):
         kind = options.annotation.removeprefix("Unpack[").removesuffix("]")
         found |= dict.fromkeys(getattr(tensors, kind).__optional_keys__)
     return found
-
-
-def _with_defaults(text):
-    """Parameters without a default behind those with one are no Python: give them one that stands for any."""
-    seen, parts = False, []
-    for part in re.split(r",\s*", text):
-        seen = seen or "=" in part
-        parts.append(f"{part}=_ANY" if seen and "=" not in part and not part.startswith("*") else part)
-    return ", ".join(parts)
 
 
 @table("name", IN_KERNELS)

@@ -187,6 +187,13 @@ class Cluster(contextlib.AbstractContextManager):
         assert re.search(words, text), text
         return text
 
+    def take(self, members, nbytes, kind=ThreadWorld):
+        """Offset and memory of what a group takes, by rank, an error standing for them; None for other ranks."""
+        hub = Hub(len(members))
+        worlds = {member: kind(hub, rank) for rank, member in enumerate(members)}
+        take = lambda heap: heap.take_for_group(worlds[heap.rank], members, nbytes, "a test")
+        return self.attempt(lambda heap: take(heap) if heap.rank in worlds else None)
+
     def allocate(self, n, dtype=torch.uint8):
         return self.each(lambda heap: heap.allocate(n, dtype))
 

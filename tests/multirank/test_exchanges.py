@@ -21,9 +21,14 @@ from iris_core.types import Segment
 from iris_core.world import connect, rendezvous
 
 
-def exchanges():
+def in_world(job, *args):
+    """Run a job in a world, which is closed behind it."""
+    with contextlib.closing(connect(None, 30.0)) as world:
+        return job(world, *args)
+
+
+def exchanges(world):
     """All kinds, small and large."""
-    world = connect(None, 30.0)
     rank, size = world.rank, world.world_size
     for number in (0, 1, 14, 15, 40):
         rows = world.all_gather_ints([rank - (1 << 62)] * number)
@@ -33,21 +38,16 @@ def exchanges():
         given = b"\0" * length + bytes([rank])
         assert world.broadcast_object(given, size - 1) == b"\0" * length + bytes([size - 1])
     world.barrier()
-    world.close()
 
 
-def out_of_step(pair):
+def out_of_step(world, pair):
     """What ranks are told that are in different exchanges; afterwards they can go on."""
-    world = connect(None, 30.0)
     calls = {
         "two": lambda: world.all_gather_ints([1, 2]), "three": lambda: world.all_gather_ints([1, 2, 3]),
         "object": lambda: world.all_gather_object("x" * 500), "broadcast": lambda: world.broadcast_object("x", 0),
         "another root": lambda: world.broadcast_object("x", 1), "barrier": world.barrier,
     }  # fmt: skip
-    said = refusal(calls[pair[world.rank % 2]])
-    after = world.all_gather_object(world.rank)
-    world.close()
-    return said, after
+    return refusal(calls[pair[world.rank % 2]]), world.all_gather_object(world.rank)
 
 
 class Stubborn:
@@ -58,10 +58,8 @@ class Stubborn:
 def broadcast_what_cannot_be_sent():
     """One rank's object refuses to be pickled: all raise, and can go on."""
     with Iris("1MiB", device="cpu") as ctx:
-        try:
-            ctx.broadcast(Stubborn(), src=1)
-        except (IrisError, RuntimeError) as error:
-            return type(error).__name__, str(error), ctx.broadcast(7, src=1)
+        kind, _, text = refusal(lambda: ctx.broadcast(Stubborn(), src=1), (IrisError, RuntimeError))
+        return kind, text, ctx.broadcast(7, src=1)
 
 
 def different_calls():
@@ -82,9 +80,8 @@ def wait_for(folder, *names):
         time.sleep(0.01)
 
 
-def late(folder):
+def late(world, folder):
     """Rank 1 is in a world that rank 0 is not waiting in, and rank 2 in none; what ranks 0 and 1 are told."""
-    world = connect(None, 30.0)
     rank = world.rank
     world.barrier()
     said = None
@@ -100,13 +97,11 @@ def late(folder):
     if rank < 2:
         world.subworld((1, 0)).barrier() if rank == 0 else None  # where rank 1 has been already
     world.barrier()
-    world.close()
     return said
 
 
-def threads():
+def threads(world):
     """Rank 1 waits in one exchange of each of two threads."""
-    world = connect(None, 30.0)
     pair, other = world.subworld((0, 1)), world.subworld((1, 0))
     if world.rank == 0:
         pair.barrier()  # rank 1 comes here in its thread, while it waits in `other`
@@ -116,12 +111,11 @@ def threads():
         thread.start()
         other.barrier()
         thread.join()
-    world.close()
 
 
-def stress(seed, calls):
+def stress(world, seed, calls):
     """Many groups, with ranks that are late by anything; descriptors now and then."""
-    world = connect(None, 60.0)
+    world.timeout_s = 60.0
     rank, size = world.rank, world.world_size
     shared, own = random.Random(seed), random.Random(seed + 1 + rank)
     for call in range(calls):
@@ -141,7 +135,6 @@ def stress(seed, calls):
         else:
             pass_descriptors(part, members)
     world.barrier()
-    world.close()
 
 
 def pass_descriptors(part, members, each=lambda rank: rank % 3):
@@ -164,14 +157,12 @@ def pass_descriptors(part, members, each=lambda rank: rank % 3):
         os.close(fd)
 
 
-def many_descriptors():
+def many_descriptors(world):
     """More than one message holds; none of them stays."""
-    world = connect(None, 30.0)
     gc.collect()  # earlier jobs may have left descriptors to the collector
     before = num_descriptors()
     pass_descriptors(world, tuple(range(world.world_size)), lambda rank: (0, 1, 450)[rank])
     assert num_descriptors() == before
-    world.close()
 
 
 def open_and_close(times, refused):
@@ -217,7 +208,7 @@ def any_pool(request):
 
 
 def test_every_kind_and_size(any_pool):
-    any_pool.run(exchanges, 3)
+    any_pool.run(in_world, 3, exchanges)
 
 
 @pytest.mark.parametrize("pair", [
@@ -225,7 +216,7 @@ def test_every_kind_and_size(any_pool):
     ("broadcast", "another root"),
 ])  # fmt: skip
 def test_ranks_in_different_exchanges(plain_pool, pair):
-    for (kind, _, text), after in plain_pool.run(out_of_step, 2, pair):
+    for (kind, _, text), after in plain_pool.run(in_world, 2, out_of_step, pair):
         assert kind == "RankMismatchError"
         assert "rank 0" in text
         assert "rank 1" in text
@@ -248,7 +239,7 @@ def test_ranks_in_different_calls_of_a_context(pool):
 
 
 def test_time_outs_name_the_missing_ranks_and_say_where_the_others_are(plain_pool, tmp_path):
-    first, second, third = plain_pool.run(late, 3, tmp_path)
+    first, second, third = plain_pool.run(in_world, 3, late, tmp_path)
     assert first[:2] == ("CollectiveTimeoutError", (1, 2))
     assert "rank 0 waits in barrier(), among ranks 0, 2, 1\n" in first[2]
     assert "rank 1 waits in barrier(), among ranks 1, 0\n" in first[2]
@@ -258,17 +249,17 @@ def test_time_outs_name_the_missing_ranks_and_say_where_the_others_are(plain_poo
 
 
 def test_exchanges_of_several_threads(plain_pool):
-    plain_pool.run(threads, 2)
+    plain_pool.run(in_world, 2, threads)
 
 
 @pytest.mark.parametrize("num_ranks", [pytest.param(3, marks=pytest.mark.exhaustive), 4])
 def test_groups_in_any_order_with_random_delays(plain_pool, some, num_ranks):
     calls = len(some(range(1500), 5))
-    plain_pool.run(stress, num_ranks, 7, calls)
+    plain_pool.run(in_world, num_ranks, stress, 7, calls)
 
 
 def test_more_descriptors_than_one_message_holds(plain_pool):
-    plain_pool.run(many_descriptors, 3)
+    plain_pool.run(in_world, 3, many_descriptors)
 
 
 @pytest.mark.parametrize("refused", [False, True])

@@ -199,9 +199,7 @@ def put_shapes(dtype):
         x, y = ctx.as_symmetric(had(me)), ctx.zeros(512, dtype=dtype)
         flags = ctx.zeros(2, dtype=torch.int64)
         ctx.barrier()
-        shapes[(1,)](
-            x, y, flags, ctx.get_device_context(), (me + 2) % world, me, world, **ctx.launch_options()
-        )  # fmt: skip
+        shapes[(1,)](x, y, flags, ctx.get_device_context(), (me + 2) % world, me, world, **ctx.launch_options())
         ctx.barrier()
         expected = torch.zeros(512, dtype=dtype)
         far, near = had((me + 2) % world), had(me ^ 1)

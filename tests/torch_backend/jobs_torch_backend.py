@@ -75,9 +75,7 @@ def collectives(ranks, device):
         "reduce": (reduced, lambda *k: [mine(*k)], True),
         "broadcast": (lambda x, **how: dist.broadcast(x, root, **how), lambda *k: [mine(*k)], False),
         "all_gather": (dist.all_gather, lambda *k: [listed(*k, seed=0), mine(*k)], False),
-        "all_gather_into_tensor": (
-            dist.all_gather_into_tensor, lambda s, d: [zeros(rows(s), d), mine(s, d)], False,
-        ),
+        "all_gather_into_tensor": (dist.all_gather_into_tensor, lambda s, d: [zeros(rows(s), d), mine(s, d)], False),
         "gather": (
             lambda o, x, **how: dist.gather(x, o if is_root else None, root, **how),
             lambda *k: [listed(*k, seed=0), mine(*k)], False,
@@ -87,13 +85,9 @@ def collectives(ranks, device):
             lambda *k: [zeros(*k), listed(*k)], False,
         ),
         "reduce_scatter": (dist.reduce_scatter, lambda *k: [zeros(*k), listed(*k)], True),
-        "reduce_scatter_tensor": (
-            dist.reduce_scatter_tensor, lambda s, d: [zeros(s, d), mine(rows(s), d)], True,
-        ),
+        "reduce_scatter_tensor": (dist.reduce_scatter_tensor, lambda s, d: [zeros(s, d), mine(rows(s), d)], True),
         "all_to_all": (dist.all_to_all, lambda *k: [listed(*k, seed=0), listed(*k)], False),
-        "all_to_all_single": (
-            dist.all_to_all_single, lambda s, d: [zeros(rows(s), d), mine(rows(s), d)], False,
-        ),
+        "all_to_all_single": (dist.all_to_all_single, lambda s, d: [zeros(rows(s), d), mine(rows(s), d)], False),
     }  # fmt: skip
 
 
