@@ -82,9 +82,8 @@ def test_two_failures_leave_nothing_and_no_place_unusable(made):
         with pytest.raises(IrisError, match="set_access") as caught:
             step()
         assert not driver.fail_next
-        assert "while undoing: unmap failed" in "".join(
-            getattr(caught.value.__cause__ or caught.value, "__notes__", ())
-        )
+        notes = getattr(caught.value.__cause__ or caught.value, "__notes__", ())
+        assert "while undoing: unmap failed" in "".join(notes)
         step()
     allocator.tensor(0, 2 * GRANULE, nothing).fill_(1)
 

@@ -22,8 +22,7 @@ class FakeGPU:
     """In place of what the timers use of torch.cuda: launches move a clock, graphs hold launches."""
 
     def __init__(self, monkeypatch):
-        self.clock_s = 0.0  # of what ran
-        self.log, self.capturing = [], None
+        self.clock_s, self.log, self.capturing = 0.0, [], None
         for fake in (self.Event, self.CUDAGraph, self.graph, self.synchronize, self._sleep):
             monkeypatch.setattr(torch.cuda, fake.__name__, fake)
 

@@ -71,12 +71,9 @@ class Ranks(Cluster):
 
     def barrier(self, stream="main"):
         """What ctx.barrier(stream) does."""
-
-        def one(heap):
-            getattr(self.devices[heap.rank], stream).finish()
-            heap.barrier_agreement(wait=False)
-
-        self.each(one)
+        for device in self.devices:
+            getattr(device, stream).finish()
+        self.each(lambda heap: heap.barrier_agreement(wait=False))
 
 
 def whole(heap):
