@@ -74,12 +74,6 @@ def different_calls():
         return said, out.unique().tolist()
 
 
-def wait_for(folder, *names):
-    """Wait until others have made these files: for what no exchange may tell."""
-    while not {*names} <= {*os.listdir(folder)}:
-        time.sleep(0.01)
-
-
 def late(world, folder):
     """Rank 1 is in a world that rank 0 is not waiting in, and rank 2 in none; what ranks 0 and 1 are told."""
     rank = world.rank
@@ -91,8 +85,8 @@ def late(world, folder):
         said = refusal(world.subworld(members).barrier)
         world.timeout_s = 30.0
         (folder / str(rank)).touch()
-    else:
-        wait_for(folder, "0", "1")
+    while not {"0", "1"} <= {*os.listdir(folder)}:  # which no exchange may tell rank 2
+        time.sleep(0.01)
     world.barrier()  # all come here, and are in step again
     if rank < 2:
         world.subworld((1, 0)).barrier() if rank == 0 else None  # where rank 1 has been already
