@@ -60,7 +60,6 @@ class Cluster(fakes.Cluster):
 
     @property
     def used(self):
-        """Bytes in use of each rank's device."""
         return [driver.used for driver in self.drivers]
 
     @property
@@ -85,10 +84,7 @@ class Made:
     """
 
     def __init__(self):
-        self.lost = []
-        self._drivers = []
-        self._closing = []
-        self._pieces = []
+        self.lost, self._drivers, self._closing, self._pieces = [], [], [], []
         self._before = self.descriptors()
 
     def driver(self, kind=FakeVmm, **options):

@@ -15,6 +15,7 @@ from .fake_driver import GRANULE, INVALID
 
 DEVICE = 3
 CONTEXT = "primary context"
+IN_DEVICE = {"type": 1, "id": DEVICE}
 
 
 class Handle:
@@ -68,18 +69,14 @@ def _returns_codes(codes, name, function):
     return call
 
 
-def _only(current, wanted):
-    """A decorator: what is current must be what is wanted, at a call."""
+def _only(current, wanted, function):
+    """A function at whose calls what is current must be what is wanted."""
 
-    def decorate(function):
-        @functools.wraps(function)
-        def call(*args):
-            assert current == wanted, "a context is needed, and no more than one pushed"
-            return function(*args)
+    def call(*args):
+        assert current == wanted, "a context is needed, and no more than one pushed"
+        return function(*args)
 
-        return call
-
-    return decorate
+    return call
 
 
 def _common(vmm, check):
@@ -141,11 +138,11 @@ def _module(name, prefix, codes, functions, **enums):
 def cuda_driver(vmm, attributes, ipc=None):
     """cuda.bindings.driver on a pretended driver, for device 3; addresses are those of `ipc`, where that is given."""
     current = []
-    in_context = _only(current, [CONTEXT])
+    in_context = functools.partial(_only, current, [CONTEXT])
 
     def check(properties):
         assert (properties.type, properties.requestedHandleTypes) == (1, 1)
-        assert (properties.location.type, properties.location.id) == (1, DEVICE)
+        assert vars(properties.location) == IN_DEVICE
 
     def get_attribute(attribute, device):
         m.resolved.add(attribute.name)
@@ -162,8 +159,7 @@ def cuda_driver(vmm, attributes, ipc=None):
 
     def set_access(ptr, nbytes, descriptions, count):
         (description,) = descriptions
-        assert (count, description.flags) == (1, 3)
-        assert (description.location.type, description.location.id) == (1, DEVICE)
+        assert (count, description.flags, vars(description.location)) == (1, 3, IN_DEVICE)
         vmm.set_access(ptr, nbytes)
 
     def get_handle(ptr):
@@ -214,16 +210,14 @@ def cuda_driver(vmm, attributes, ipc=None):
 def hip_module(vmm, attributes, ipc=None):
     """hip-python's `hip.hip` on a pretended driver, for device 3; addresses are those of `ipc`, where that is given."""
     current = [0]
-    on_device = _only(current, [DEVICE])
+    on_device = functools.partial(_only, current, [DEVICE])
 
     def check(properties):
-        assert properties.type == 1
-        assert (ctypes.c_uint32 * 2).from_buffer(properties.memory)[1] == 1
-        assert (properties.location.type, properties.location.id) == (1, DEVICE)
+        kind = (ctypes.c_uint32 * 2).from_buffer(properties.memory)[1]
+        assert (properties.type, kind, vars(properties.location)) == (1, 1, IN_DEVICE)
 
     def set_access(ptr, nbytes, description, count):
-        assert (count, description.flags) == (1, 3)
-        assert (description.location.type, description.location.id) == (1, DEVICE)
+        assert (count, description.flags, vars(description.location)) == (1, 3, IN_DEVICE)
         if not vmm.takes_any_size and nbytes not in itertools.accumulate(vmm.sizes_in_reservation(ptr)):
             vmm.calls.append("refused")
             raise DriverError("set_access", *INVALID)

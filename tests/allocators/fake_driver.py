@@ -40,17 +40,6 @@ _FAILED = ctypes.c_void_p(-1).value
 _adding = threading.Lock()
 
 
-def _counted(method):
-    """A method that is a call of the driver."""
-
-    @functools.wraps(method)
-    def call(self, *args):
-        self._enter(method.__name__)
-        return method(self, *args)
-
-    return call
-
-
 class Faulty:
     """Counts the calls of its public methods but those that are no driver's, and fails where a test wants it.
 
@@ -62,15 +51,21 @@ class Faulty:
     """
 
     def __init_subclass__(cls):
+        def counted(method):
+            @functools.wraps(method)
+            def call(self, *args):
+                self._enter(method.__name__)
+                return method(self, *args)
+
+            return call
+
         for name, method in list(vars(cls).items()):
             if not name.startswith("_") and name not in ("counts", "sizes_in_reservation"):
-                setattr(cls, name, _counted(method))
+                setattr(cls, name, counted(method))
 
     def __init__(self):
         self.calls = []
-        self.fail_at = None
-        self.fail_next = {}
-        self.fail_with = NOT_SUPPORTED
+        self.fail_at, self.fail_next, self.fail_with = None, {}, NOT_SUPPORTED
 
     def _enter(self, name):
         self.calls.append(name)
@@ -141,12 +136,10 @@ class FakeVmm(Faulty):
 
     def __init__(self, total=1 << 40):
         super().__init__()
-        self.total = total
-        self.used = 0
+        self.total, self.used, self.busy = total, 0, False
         self.exportable = self.takes_any_size = self.has_multicast = True
         self.multicast_granule = GRANULE
         self.bound = {}
-        self.busy = False
         self._numbers = itertools.count(1000)
         self._memory = {}  # by handle
         self._mappings = {}  # address -> (size, handle)
@@ -156,7 +149,6 @@ class FakeVmm(Faulty):
         """Handles, mappings, reservations, and bytes of the device that are in use."""
         return sum(each.handles for each in self._memory.values()), len(self._mappings), len(self._reserved), self.used
 
-    # -- addresses ----------------------------------------------------------------------------------------------------
     def granularity(self):
         return GRANULE
 
@@ -175,7 +167,6 @@ class FakeVmm(Faulty):
         _, mapped, size = self._reserved.pop(ptr)
         assert _libc.munmap(mapped, size) == 0
 
-    # -- physical memory ----------------------------------------------------------------------------------------------
     def create(self, nbytes):
         self._check(nbytes > 0 and nbytes % GRANULE == 0)
         self._check(self.used + nbytes <= self.total, OUT_OF_MEMORY)
@@ -201,7 +192,7 @@ class FakeVmm(Faulty):
     def import_fd(self, fd):
         return self._handle(_Memory(os.dup(fd), os.fstat(fd).st_size, 0))
 
-    # -- multicast: an object's file counts the devices, for all processes -------------------------------------------
+    # An object's file counts the devices, for all processes.
     def multicast_granularity(self, num_devices, nbytes):
         if not self.has_multicast:
             raise UnsupportedError("this device does not support multicast")
@@ -246,7 +237,6 @@ class FakeVmm(Faulty):
     def memory_info(self):
         return self.total - self.used, self.total
 
-    # -- mappings -----------------------------------------------------------------------------------------------------
     def map(self, ptr, nbytes, handle):
         memory = self._held(handle)
         self._check(ptr % GRANULE == 0 and nbytes % GRANULE == 0 and 0 < nbytes <= memory.nbytes)

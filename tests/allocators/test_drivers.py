@@ -10,16 +10,13 @@ from tables import table
 from iris_allocators import driver as drivers
 from iris_allocators._plugin import torch_pool, vmem
 from iris_allocators.info import TORCH_INFO, VMEM_INFO
-from iris_allocators.settings import TorchSettings, VmemSettings
-from iris_allocators.torch_ipc import TorchAllocator
-from iris_allocators.vmem.allocator import VmemAllocator
 from iris_core.errors import DriverError, HeapExhaustedError, PeerAccessError, UnsupportedError
 from iris_core.testing.conformance import oracle
 from iris_core.testing.conformance.plugin import member_problems
 from iris_core.testing.conformance.plugin_jobs import received
-from iris_core.types import CreateRequest, DeviceTarget, DeviceType
+from iris_core.types import DeviceTarget, DeviceType
 
-from .cluster import CPU, nothing
+from .cluster import CPU, make, make_torch, nothing
 from .fake_bindings import DEVICE, cuda_driver, hip_module
 from .fake_driver import GRANULE, Expandable, FakeIpc, FakeVmm
 
@@ -55,10 +52,7 @@ def load(monkeypatch):
 def test_an_allocator_lives_on_it(load, kind):
     driver, behind = load(kind)
     assert member_problems(driver, drivers.VmmDriver) == member_problems(behind, drivers.VmmDriver) == []
-    one, two = (
-        VmemAllocator(CreateRequest(CPU, rank, 2, 8 * GRANULE, VmemSettings(granule=GRANULE)), driver)
-        for rank in range(2)
-    )
+    one, two = (make(8 * GRANULE, rank, 2, driver) for rank in range(2))
     one.commit(0, 2 * GRANULE)
     mapping = two.import_peer(0, received(one.export()))
     one.exchanged()
@@ -83,10 +77,8 @@ def test_an_allocator_lives_on_it(load, kind):
     assert behind.counts() == (0, 0, 0, 0)
     with pytest.raises(DriverError) as caught:
         driver.create(GRANULE + 1)
-    error = (
-        ("cuMemCreate", 1, "CUDA_ERROR_INVALID_VALUE") if kind is CUDA else ("hipMemCreate", 1, "hipErrorInvalidValue")
-    )
-    assert (caught.value.call, caught.value.code, caught.value.name) == error, "the driver's own names"
+    own = ("cuMemCreate", "CUDA_ERROR_INVALID_VALUE") if kind is CUDA else ("hipMemCreate", "hipErrorInvalidValue")
+    assert (caught.value.call, caught.value.name, caught.value.code) == (*own, 1), "the driver's own names"
 
 
 def test_multicast_lives_on_it_and_nothing_of_it_is_looked_up_unless_it_is_asked_for(load):
@@ -94,8 +86,7 @@ def test_multicast_lives_on_it_and_nothing_of_it_is_looked_up_unless_it_is_asked
     module = sys.modules["cuda.bindings.driver"]
 
     def open_both(**settings):
-        settings = VmemSettings(granule=GRANULE, **settings)
-        both = [VmemAllocator(CreateRequest(CPU, rank, 2, 4 * GRANULE, settings), driver) for rank in (0, 1)]
+        both = [make(4 * GRANULE, rank, 2, driver, **settings) for rank in (0, 1)]
         for each in both:
             each.commit(0, 2 * GRANULE)
         return both
@@ -168,7 +159,7 @@ def test_access_on_rocm_is_set_cumulatively_where_the_range_alone_is_refused(loa
 def test_a_pool_is_shared_by_ipc(load, kind):
     driver, behind = load(kind, FakeIpc())
     assert member_problems(driver, drivers.IpcDriver) == member_problems(behind, drivers.IpcDriver) == []
-    one, two = (TorchAllocator(CreateRequest(CPU, rank, 2, 1 << 16, TorchSettings()), driver) for rank in range(2))
+    one, two = (make_torch(1 << 16, rank, 2, driver) for rank in range(2))
     one.tensor(100, 8, nothing).fill_(7)
     (segment,) = one.export()
     assert len(segment.payload) == 8 + 64

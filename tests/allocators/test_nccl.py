@@ -93,8 +93,6 @@ class FakeNccl:
 
 
 class TestEmulated(AllocatorConformance):
-    """The kit, on CPU ranks."""
-
     plugin = pytest.fixture(lambda self: plugin)
     target = pytest.fixture(lambda self: CPU)
 
@@ -131,7 +129,6 @@ def library(tmp_path):
     return tmp_path / "libnccl.so.2"
 
 
-# -- windows ----------------------------------------------------------------------------------------------------------
 def test_ranks_of_a_node_have_each_others_addresses():
     world = {}
     with make(FakeNccl(world)) as one, make(FakeNccl(world), rank=1) as two:
@@ -176,7 +173,6 @@ def test_tensors_keep_the_memory():
         allocator.invite()
 
 
-# -- refusals ---------------------------------------------------------------------------------------------------------
 @table("nodes, kind, says, last, changes", [
     (ONE_NODE, PeerAccessError, "init: unhandled system error; NCCL_DEBUG=INFO", "init", {"fail": {"init"}}),
     (ONE_NODE, PeerAccessError, "register_window: .*; NCCL_DEBUG=INFO", "abort", {"fail": {"register_window"}}),
@@ -223,7 +219,6 @@ def test_the_probe_says_what_is_lacking(monkeypatch):
     assert probe(DeviceTarget(DeviceType.CUDA)).ok
 
 
-# -- the emulation ----------------------------------------------------------------------------------------------------
 @table("device, kind", [(DeviceType.CPU, EmulatedAllocator), (DeviceType.CUDA, NcclAllocator)])
 def test_the_device_decides_which_it_is(monkeypatch, device, kind):
     monkeypatch.setattr("iris_allocators.nccl.window.load_nccl", FakeNccl)

@@ -50,7 +50,6 @@ def test_tensors_leave_nothing_that_torch_keeps(monkeypatch, kept):
     assert released == [True]
 
 
-# -- the heap inside the pool -----------------------------------------------------------------------------------------
 @table("nbytes", [1, 4096, 1 << 20])
 def test_the_heap_does_not_begin_where_the_pool_does(monkeypatch, nbytes):
     """torch knows its blocks by address, and memory pools on the heap give it addresses of the heap."""
@@ -119,7 +118,6 @@ def test_the_pool_lives_as_long_as_the_last_tensor():
     torch.UntypedStorage._free_weak_ref(pool)
 
 
-# -- failures ---------------------------------------------------------------------------------------------------------
 @table("failing", [{0: 1}, {1: 2}, {2: 1}, {2: 2}, {0: 1, 2: 1}])
 def test_no_access_to_a_peer_is_the_same_error_everywhere_and_no_handle_stays_open(made, failing):
     """By rank, which of its peers it cannot map, counted from 1; ranks that fail together are told together."""

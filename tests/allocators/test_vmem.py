@@ -4,6 +4,7 @@ import functools
 import gc
 import os
 import threading
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -30,7 +31,6 @@ class TestVmemOnPretendedDriver(AllocatorConformance):
     make_importable = pytest.fixture(lambda self: make_importable)
 
 
-# -- addresses and granules -------------------------------------------------------------------------------------------
 @table("nbytes, granule", [(1, GRANULE), (64 * GRANULE, GRANULE), (65 * 2 * GRANULE, 4 * GRANULE)])
 def test_the_default_granule_grows_with_the_heap(made, nbytes, granule):
     allocator = made.allocator(nbytes, granule=None)
@@ -67,7 +67,6 @@ def test_heaps_that_do_not_fit_are_refused(made):
         two.import_peer(0, [Segment(8 * GRANULE, GRANULE, segment.payload, segment.fd)])
 
 
-# -- steps that fail --------------------------------------------------------------------------------------------------
 def test_two_failures_leave_nothing_and_no_place_unusable(made):
     """The undo of a step fails as well: of a growth, of an import, of a peer's memory."""
     driver = made.driver()
@@ -83,14 +82,12 @@ def test_two_failures_leave_nothing_and_no_place_unusable(made):
         with pytest.raises(IrisError, match="set_access") as caught:
             step()
         assert not driver.fail_next
-        assert "while undoing: unmap failed" in "".join(
-            getattr(caught.value.__cause__ or caught.value, "__notes__", ())
-        )
+        notes = getattr(caught.value.__cause__ or caught.value, "__notes__", ())
+        assert "while undoing: unmap failed" in "".join(notes)
         step()
     allocator.tensor(0, 2 * GRANULE, nothing).fill_(1)
 
 
-# -- existing tensors -------------------------------------------------------------------------------------------------
 def test_memory_that_cannot_be_shared_says_what_would_help(made):
     allocator = made.allocator(16 * GRANULE)
     pieces = made.pieces(allocator._driver, 1, 2, 1)
@@ -103,11 +100,6 @@ def test_memory_that_cannot_be_shared_says_what_would_help(made):
     allocator._driver.exportable = True
     with pytest.raises(HeapError, match="do not fit"):
         allocator.import_tensor(15 * GRANULE, pieces.tensor(0, (GRANULE,)), nothing)
-
-
-# -- the end ----------------------------------------------------------------------------------------------------------
-def refuse(thread):
-    raise RuntimeError("can't create new thread at interpreter shutdown")
 
 
 @table("how, says, left", [
@@ -124,7 +116,8 @@ def test_a_device_that_fails_or_is_busy_does_not_keep_the_heap_open(monkeypatch,
     driver.busy = how == "busy"
     monkeypatch.setattr(pieces, "IDLE_TIMEOUT_S", 0.05 if driver.busy else 60.0)
     if how == "end of the process":
-        monkeypatch.setattr(threading.Thread, "start", refuse)
+        refused = RuntimeError("can't create new thread at interpreter shutdown")
+        monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=refused))
     driver.fail_next[how] = 1
     caplog.clear()
     with caplog.at_level("WARNING", logger="iris"):

@@ -48,11 +48,6 @@ def test_values_of_axes(text, values):
     assert parse_axis(text) == ("n", values)
 
 
-def two_of_a_name():
-    bench.register(name="same")(named("first"))
-    bench.register(name="same")(named("second"))
-
-
 def chosen(axes):
     options = bench.RunOptions(axes=axes)
     registry.check_axes([registry.Benchmark("f", bench.axis("nbytes", [1])(named("f")))], options)
@@ -68,7 +63,8 @@ REFUSED = [
     (lambda: bench.axis("x", [1])(bench.axis("x", [2])(named("f"))), "two axes 'x'"),
     (lambda: chosen({"nbyte": [1]}), "no chosen benchmark has an axis 'nbyte'; there are: nbytes"),
     (lambda: chosen({"nbytes": []}), "nothing is left to run"),
-    (two_of_a_name, r"two benchmarks are called 'same': \S+:\d+ and \S+:\d+"),
+    (lambda: [bench.register(name="same")(named(each)) for each in ("first", "second")],
+     r"two benchmarks are called 'same': \S+:\d+ and \S+:\d+"),
     (lambda: (bench.register(nothing), bench.registered(pattern="three")), "'three'; there are: .*test_declaring.not"),
     (lambda: bench.registered(pattern="("), "not a regular expression"),
     (lambda: bench.load("/no/such/file.py"), "is not a Python file"),

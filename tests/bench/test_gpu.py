@@ -9,14 +9,7 @@ from iris_core.bench.state import Provider
 
 CYCLES, MOST_HZ = 2_000_000, 4e9  # about a millisecond
 CALLS = 5
-
-
-def align():
-    """Nothing: one rank."""
-
-
-def spin():
-    torch.cuda._sleep(CYCLES)
+align = lambda: None  # one rank
 
 
 @pytest.mark.gpu
@@ -27,7 +20,7 @@ def test_device_time(timer):
 
     def call():
         calls.append(1)
-        spin()
+        torch.cuda._sleep(CYCLES)
 
     batch = Provider("a", timer, call, units=4)
     if timer == "graph":

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+from unittest.mock import Mock
 
 import pytest
 from tables import table
@@ -10,20 +11,11 @@ from iris_core.errors import BenchmarkError
 
 from .conftest import PretendedWorld
 
-
-def nothing():
-    """A call."""
+nothing = lambda: None
 
 
 def only(call=nothing, check=None, **more):
     return lambda state, ctx: state.provider("a", call, check=check, **more)
-
-
-def raises(error):
-    def check():
-        raise error
-
-    return check
 
 
 @pytest.mark.parametrize("answer", [False, 0])
@@ -38,8 +30,8 @@ def test_wrong_data_is_an_error_and_not_a_time(measure, answer):
         state.target("right", "ratio", at_least=0)
 
     good, bad = measure(wrong)
-    assert bad.error == "the data is wrong"
-    assert (bad.time_us, bad.gb_per_s, bad.rounds_us, bad.local_us, bad.verified) == (None, None, (), (), False)
+    found = bad.error, bad.time_us, bad.gb_per_s, bad.rounds_us, bad.local_us, bad.verified
+    assert found == ("the data is wrong", None, None, (), (), False)
     assert len(calls) == 3  # two to compile, and the one that was checked
     assert good.time_us > 0
     assert good.verified
@@ -61,12 +53,13 @@ def idle(state, ctx):
 
 
 OF_RANK_2 = PretendedWorld(3, lambda rank, obj: "2 elements differ" if obj == "" and rank == 2 else obj)
+UNLIKE = PretendedWorld(2, lambda rank, obj: ("skipped", *obj[1:]) if isinstance(obj, tuple) else obj)
 
 
 @table(("benchmark", "world", "error"), [
     (late, None, "the data is wrong"), (idle, None, "the data is wrong"),
-    (only(check=raises(AssertionError("3 of 4 elements differ"))), None, "3 of 4 elements differ"),
-    (only(check=raises(AssertionError())), None, "an assertion of the check failed"),
+    (only(check=Mock(side_effect=AssertionError("3 of 4 elements differ"))), None, "3 of 4 elements differ"),
+    (only(check=Mock(side_effect=AssertionError())), None, "an assertion of the check failed"),
     (only(check=lambda: True), OF_RANK_2, "rank 2: 2 elements differ"),
 ])  # fmt: skip
 def test_wrong_data_is_found(measure, benchmark, world, error):
@@ -84,11 +77,8 @@ def reported(answer):
     return benchmark
 
 
-UNLIKE = PretendedWorld(2, lambda rank, obj: ("skipped", *obj[1:]) if isinstance(obj, tuple) else obj)
-
-
 @table(("benchmark", "world", "error", "text"), [
-    (only(check=raises(ZeroDivisionError("broken"))), None, ZeroDivisionError, "broken"),  # no wrong data
+    (only(check=Mock(side_effect=ZeroDivisionError("broken"))), None, ZeroDivisionError, "broken"),  # no wrong data
     (only(), UNLIKE, BenchmarkError, r"not declared alike on all ranks: rank 0 has .*rank 1 has \('skipped'"),
     (only(None), None, BenchmarkError, "no rank took part"),
     *((reported(answer), None, BenchmarkError, "has to return its seconds") for answer in (None, 0.0, "soon")),
@@ -104,8 +94,8 @@ def test_skipping_a_point_or_a_provider(measure):
         state.skip("too large")
 
     (result,) = measure(skips, {"nbytes": 4})
-    assert (result.skipped, result.provider, result.time_us, result.error) == ("too large", "", None, "")
-    assert result.params == {"nbytes": 4}
+    found = result.params, result.skipped, result.provider, result.time_us, result.error
+    assert found == ({"nbytes": 4}, "too large", "", None, "")
 
     def skips_one(state, ctx):
         state.skip_provider("engine", "needs a GPU")

@@ -42,7 +42,6 @@ def test_exit_status(results, enforce, status, tmp_path, capsys):
     assert str(out) in capsys.readouterr().out
 
 
-# -- two reports ------------------------------------------------------------------------------------------------------
 NEVER = result(None, skipped="no luck")
 
 
@@ -71,7 +70,6 @@ def test_the_command_compares(tmp_path, capsys):
     assert main(["bench", "compare", str(files[0]), str(files[0])]) == 1  # nothing was compared
 
 
-# -- the machine ------------------------------------------------------------------------------------------------------
 def test_the_description_is_whole(monkeypatch):
     about = describe()
     assert set(about) == {*MACHINE, "kernel", "switches"}

@@ -37,8 +37,7 @@ def of_file(fork_ranks):
 
 def test_two_ranks(of_file):
     right, wrong, alone, *frees, turns, resets = of_file("rank_benchmarks")
-    assert right.params == {"nbytes": 8}
-    assert right.local_us == (2000, 4000)
+    assert (right.params, right.local_us) == ({"nbytes": 8}, (2000, 4000))
     assert (right.time_us, right.min_us, right.skew_pct) == (4000, 2000, 50)
     assert right.verified
     assert right.gb_per_s == pytest.approx(8 / right.time_us / 1e3, rel=1e-4)

@@ -22,8 +22,7 @@ class FakeGPU:
     """In place of what the timers use of torch.cuda: launches move a clock, graphs hold launches."""
 
     def __init__(self, monkeypatch):
-        self.clock_s = 0.0  # of what ran
-        self.log, self.capturing = [], None
+        self.clock_s, self.log, self.capturing = 0.0, [], None
         for fake in (self.Event, self.CUDAGraph, self.graph, self.synchronize, self._sleep):
             monkeypatch.setattr(torch.cuda, fake.__name__, fake)
 
@@ -108,7 +107,6 @@ def test_a_graph_is_captured_after_eager_calls_and_verified_by_a_replay(gpu, mea
     assert (result.calls, result.timer, result.num_ranks) == (40, "graph", 2)
 
 
-# -- do_bench ---------------------------------------------------------------------------------------------------------
 @pytest.fixture
 def calls(monkeypatch):
     """The names of what was called, on a machine without a GPU whose calls take 1, 2, 3, ... ms."""

@@ -107,7 +107,6 @@ def groups():
     shmem.barrier()
 
 
-# -- fused products ---------------------------------------------------------------------------------------------------
 def _operand(seed, *shape):
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, generator=generator)

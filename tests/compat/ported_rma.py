@@ -17,7 +17,6 @@ import iris
 BLOCK = 128
 
 
-# -- remote accesses, with the partner of AMD's tests -------------------------------------------------------
 @triton.jit
 def exchange(
     data, got, put, copied, sums, cur_rank: tl.constexpr, heap_bases, context, world: tl.constexpr, BLOCK: tl.constexpr
@@ -70,14 +69,12 @@ def context_tensor():
     shmem = iris.iris(heap_size=1 << 20)
     words = shmem.get_device_context()
     world = shmem.get_num_ranks()
-    assert words.dtype == torch.int64
-    assert words[:2].tolist() == [shmem.get_rank(), world]
+    assert (words.dtype, words[:2].tolist()) == (torch.int64, [shmem.get_rank(), world])
     assert torch.equal(words[2 : 2 + world], shmem.get_heap_bases())
     tensor, peers = shmem.allocate_symmetric(3, 5, dtype=torch.float16)
-    assert peers.shape == (world,)
     assert peers[shmem.cur_rank] == tensor.data_ptr()
-    for rank in range(world):
-        assert peers[rank] == shmem.heap.translate(tensor.data_ptr(), shmem.cur_rank, rank)
+    there = [shmem.heap.translate(tensor.data_ptr(), shmem.cur_rank, rank) for rank in range(world)]
+    assert peers.tolist() == there
     assert shmem.is_symmetric(tensor)
     assert shmem.heap.is_symmetric(tensor)
     assert not shmem.is_symmetric(torch.zeros(3))
@@ -94,7 +91,6 @@ def context_tensor():
     shmem.barrier()
 
 
-# -- allocations, which are barriers there ----------------------------------------------------------------------------
 @triton.jit
 def give_and_take(inp, out, got, n, cur_rank: tl.constexpr, world: tl.constexpr, heap_bases, BLOCK: tl.constexpr):
     """Put into the peers' new memory, and copy from what they have written just before."""
@@ -135,7 +131,6 @@ def allocations(turns=15, latest_s=0.0):
     shmem.barrier()
 
 
-# -- peers' memory: on the host, and through a table of addresses -----------------------------------------------------
 @triton.jit
 def load_and_add(x, found, rank: tl.constexpr, partner: tl.constexpr, peers, BLOCK: tl.constexpr):
     """Load from the partner, and add to it, where the table says that it has its memory."""
@@ -156,8 +151,8 @@ def peers_memory(allocator="torch"):
         shmem.barrier()
         for part in (slice(None), (slice(None), slice(1, None, 2))):
             there = shmem.as_remote(x[part], partner)
-            assert (there.shape, there.dtype, there.device) == (x[part].shape, dtype, x.device)
-            assert there.stride() == x[part].stride()
+            form = x[part].shape, x[part].stride(), dtype, x.device
+            assert (there.shape, there.stride(), there.dtype, there.device) == form
             assert there.data_ptr() == shmem.heap.translate(x[part].data_ptr(), rank, partner)
             assert torch.equal(there.cpu().float(), values[partner][part].float()), dtype
         assert shmem.as_remote(x, rank).data_ptr() == x.data_ptr()

@@ -21,7 +21,7 @@ from iris_core.errors import UnsupportedError
 from iris_core.heap import tensors
 from iris_triton.rocm_iris import ported_context  # noqa: F401 - a question asks it
 
-# -- what there is, beside the names that the tables below call -------------------------------------------------------
+# Beside those that the tables below call.
 NAMES = {
     "iris": "get_device_id_for_rank Context TraceEvent Tile TileView TensorView AllReduceConfig load store copy get put"
     " atomic_add atomic_cas atomic_xchg atomic_xor atomic_or atomic_and atomic_min atomic_max hip experimental ops"
@@ -40,12 +40,12 @@ NAMES = {
     "ctx.tracing": "reset",
     "iris.bench.State": "__getitem__ get set_bytes set_flops set_warmup set_repeat skip",
 }
-_EVENTS = (
-    "load store get put copy atomic_add atomic_sub atomic_cas atomic_xchg atomic_xor atomic_and atomic_or atomic_min"
-)
-EVENTS = {name: number for number, name in enumerate(f"{_EVENTS} atomic_max".split())}
+_ATOMICS = "add sub cas xchg xor and or min max"
+_EVENTS = ["load", "store", "get", "put", "copy", *(f"atomic_{name}" for name in _ATOMICS.split())]
+EVENTS = {name: number for number, name in enumerate(_EVENTS)}
 EVENTS |= {"fetch": 1024, "compute": 2048, "reduce": 2049, "wait": 3072, "barrier": 3073}
 REDUCTIONS = {"SUM": 0, "PRODUCT": 1, "MIN": 2, "MAX": 3, "BAND": 4, "BOR": 5, "BXOR": 6}
+_ANY = "any default"
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,6 @@ def test_numbers_of_events_and_reductions(ctx):
     assert {name: int(iris.ccl.ReduceOp[name]) for name in REDUCTIONS} == REDUCTIONS
 
 
-# -- how it is called -------------------------------------------------------------------------------------------------
 RANDOM = "*args, generator=None, out=None, dtype=None, layout=torch.strided, device=None, requires_grad=False"
 MADE = "out=None, dtype=None, layout=torch.strided, device=None, requires_grad=False"
 MEMBERS = "group=None, async_op=False, config=None"
@@ -156,19 +155,18 @@ IN_KERNELS = {
 @table("name", CALLS)
 def test_is_called_with(ctx, name):
     ours = _parameters(eval(name))
-    theirs = inspect.signature(eval(f"lambda {_with_defaults(CALLS[name])}: 0")).parameters
+    given = re.split(r",\s*", CALLS[name])
+    given = [part if "=" in part or part.startswith("*") else f"{part}=_ANY" for part in given]
+    theirs = inspect.signature(eval(f"lambda {', '.join(given)}: 0")).parameters
     for place, (parameter, wanted) in enumerate(theirs.items()):
         if wanted.kind is inspect.Parameter.VAR_POSITIONAL:
             assert list(ours.values())[place].kind is wanted.kind
             continue
         if wanted.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:
             assert list(ours)[place] == parameter
-        if wanted.default not in (inspect.Parameter.empty, _ANY) and ours[parameter] is not None:
+        if wanted.default is not _ANY and ours[parameter] is not None:
             assert ours[parameter].default == wanted.default, parameter
         assert parameter in ours or wanted.kind is inspect.Parameter.VAR_KEYWORD
-
-
-_ANY = "any default"
 
 
 def _parameters(function):
@@ -179,15 +177,6 @@ def _parameters(function):
         kind = options.annotation.removeprefix("Unpack[").removesuffix("]")
         found |= dict.fromkeys(getattr(tensors, kind).__optional_keys__)
     return found
-
-
-def _with_defaults(text):
-    """Parameters without a default behind those with one are no Python: give them one that stands for any."""
-    seen, parts = False, []
-    for part in re.split(r",\s*", text):
-        seen = seen or "=" in part
-        parts.append(f"{part}=_ANY" if seen and "=" not in part and not part.startswith("*") else part)
-    return ", ".join(parts)
 
 
 @table("name", IN_KERNELS)
@@ -243,7 +232,6 @@ def test_configs_can_be_changed():
     fused.validate(world_size=3)
 
 
-# -- what it answers --------------------------------------------------------------------------------------------------
 ANSWERS = {
     # 1.1, 1.2
     "ctx.comm": None, "(ctx.num_ranks, ctx.get_num_ranks(), ctx.cur_rank, ctx.get_rank())": (1, 1, 0, 0),
@@ -375,6 +363,5 @@ def test_what_is_asked_for_in_vain_is_said_once(ctx, log):
 def test_allocators_of_cpu_ranks(name, log):
     with environment(IRIS_DEVICE="cpu"), iris.iris((1 << 20) + 3, name) as shmem:
         assert iris.is_simulation_env()
-        assert shmem.plugin_names["allocator"] == "host"
-        assert shmem.heap_size == (1 << 20) + 3
+        assert (shmem.plugin_names["allocator"], shmem.heap_size) == ("host", (1 << 20) + 3)
     assert log().count(f"allocator_type={name!r}") == 1

@@ -67,7 +67,6 @@ def forked_ranks(monkeypatch, fork_ranks):
 
 @pytest.fixture
 def clean_environment(monkeypatch):
-    """No IRIS_* variable is set."""
     for name in list(os.environ):
         if name.upper().startswith("IRIS_"):
             monkeypatch.delenv(name)
@@ -97,7 +96,6 @@ class Site:
         return self.provider(name, "OBSERVER", distribution=distribution, source=source)
 
     def registry(self, block=()):
-        """A registry that sees this site only."""
         registry = Registry(search_path=[str(self.folder)])
         registry.block(block)
         return registry
@@ -126,6 +124,5 @@ def opened_site(folder, monkeypatch):
 
 @pytest.fixture
 def site(tmp_path, monkeypatch, clean_environment):
-    """An empty site folder on the import path."""
     with opened_site(tmp_path / "site", monkeypatch) as site:
         yield site

@@ -1,5 +1,6 @@
 """A world of threads and an allocator in private memory: several ranks in one process, without torch.distributed."""
 
+import contextlib
 import ctypes
 import mmap
 import re
@@ -37,24 +38,23 @@ class ThreadWorld:
     """One rank of a world of threads; counts its exchanges."""
 
     def __init__(self, hub, rank):
-        self.hub = hub
-        self.rank = rank
-        self.world_size = len(hub.slots)
+        self.hub, self.rank, self.world_size = hub, rank, len(hub.slots)
         self.local_members = tuple(range(self.world_size))
         self.nodes = (self.local_members,)
         self.num_exchanges = 0
 
-    def all_gather_ints(self, values):
+    def gather(self, value):
         self.num_exchanges += 1
-        for value in values:
-            struct.pack("q", value)  # the real thing sends 64-bit integers
-        rows = [tuple(row) for row in self.hub.gather(self.rank, values)]
+        return self.hub.gather(self.rank, value)
+
+    def all_gather_ints(self, values):
+        struct.pack(f"{len(values)}q", *values)  # the real thing sends 64-bit integers
+        rows = [tuple(row) for row in self.gather(values)]
         assert len({len(row) for row in rows}) == 1, f"ranks are in different exchanges: {rows}"
         return rows
 
     def all_gather_object(self, obj):
-        self.num_exchanges += 1
-        return self.hub.gather(self.rank, obj)
+        return self.gather(obj)
 
     def barrier(self):
         self.all_gather_object(None)
@@ -77,12 +77,8 @@ class MemoryAllocator:
 
     def __init__(self, nbytes, *provides: Capability):
         self.info = PluginInfo("memory", PluginKind.ALLOCATOR, "for tests", provides=frozenset(provides))
-        self.nbytes = nbytes
-        self.generation = 0
-        self.calls = []
-        self.fail = {}
-        self.import_delta = 0
-        self.closed = False
+        self.nbytes, self.generation, self.import_delta, self.closed = nbytes, 0, 0, False
+        self.calls, self.fail = [], {}
         self._map = mmap.mmap(-1, -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE)
         self._view = memoryview(self._map)
         self.base_ptr = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
@@ -153,7 +149,7 @@ class MemoryAllocator:
             raise self.fail[name]
 
 
-class Cluster:
+class Cluster(contextlib.AbstractContextManager):
     """Ranks with an open heap each; `each` runs a function on all of them at the same time.
 
     Options of the heaps may be given for all, or by `options_of(rank)`.
@@ -191,6 +187,13 @@ class Cluster:
         assert re.search(words, text), text
         return text
 
+    def take(self, members, nbytes, kind=ThreadWorld):
+        """Offset and memory of what a group takes, by rank, an error standing for them; None for other ranks."""
+        hub = Hub(len(members))
+        worlds = {member: kind(hub, rank) for rank, member in enumerate(members)}
+        take = lambda heap: heap.take_for_group(worlds[heap.rank], members, nbytes, "a test")
+        return self.attempt(lambda heap: take(heap) if heap.rank in worlds else None)
+
     def allocate(self, n, dtype=torch.uint8):
         return self.each(lambda heap: heap.allocate(n, dtype))
 
@@ -216,9 +219,6 @@ class Cluster:
     @property
     def num_exchanges(self):
         return self.worlds[0].num_exchanges
-
-    def __enter__(self):
-        return self
 
     def __exit__(self, *args):
         self._pool.shutdown()

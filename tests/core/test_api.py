@@ -4,20 +4,13 @@ import gc
 import os
 import re
 import weakref
+from unittest.mock import Mock
 
 import pytest
 import torch
 
-from iris_core import Iris
+from iris_core import Iris, errors
 from iris_core.device.context_words import STATUS_WAIT_TIMEOUT, Status, stamp
-from iris_core.errors import (
-    DeviceError,
-    DeviceTimeoutError,
-    HeapClosedError,
-    HeapError,
-    PluginNotFoundError,
-    SettingsError,
-)
 
 
 @pytest.fixture
@@ -54,17 +47,19 @@ def test_sizes(monkeypatch):
         with opened(size) as ctx:
             assert ctx.heap_size == nbytes
     for size in (0, -1, 100, "1KiB", True, "many", "1XB", 1.5):
-        with pytest.raises(SettingsError, match="heap_size"):
+        with pytest.raises(errors.SettingsError, match="heap_size"):
             opened(size)
 
 
 def test_a_failed_open_leaves_nothing():
     before = descriptors()
     for bad, error, words in (
-        ({"allocator": "hots"}, PluginNotFoundError, "host"), ({"backend": "tritn"}, PluginNotFoundError, "triton"),
-        ({"device": "cpuu"}, SettingsError, "say cpu"), ({"device": f"cuda:{9**20}"}, DeviceError, "of torch"),
-        ({"device": "cuda:77"}, DeviceError, None if torch.cuda.is_available() else "no GPU"),
-        ({"size": "1EiB"}, HeapError, None),
+        ({"allocator": "hots"}, errors.PluginNotFoundError, "host"),
+        ({"backend": "tritn"}, errors.PluginNotFoundError, "triton"),
+        ({"device": "cpuu"}, errors.SettingsError, "say cpu"),
+        ({"device": f"cuda:{9**20}"}, errors.DeviceError, "of torch"),
+        ({"device": "cuda:77"}, errors.DeviceError, None if torch.cuda.is_available() else "no GPU"),
+        ({"size": "1EiB"}, errors.HeapError, None),
     ):  # fmt: skip
         with pytest.raises(error, match=words):
             opened(**bad)
@@ -86,7 +81,7 @@ def test_close_is_idempotent_and_final():
         (heap.free, t), (heap.barrier_agreement,), (heap.stats,), (heap.is_symmetric, t), (heap.translate, 0, 0, 0),
         (heap.as_symmetric, t), (heap.scope,), (heap.refresh_peer_access,), (heap.allocate_symmetric, 1),
     ):  # fmt: skip
-        with pytest.raises(HeapClosedError, match="closed"):
+        with pytest.raises(errors.HeapClosedError, match="closed"):
             use(*given)
     del t, use, given, heap  # the last tensor takes the memory with it
     gc.collect()
@@ -125,11 +120,10 @@ def test_symmetry_of_tensors_and_many_contexts_at_once(ctx):
     with ctx.scope():
         t, bases = ctx.allocate_symmetric(2, 3, dtype=torch.bfloat16)
         assert bases.tolist() == [t.data_ptr()]
-    with pytest.raises(HeapError, match="freed"):
+    with pytest.raises(errors.HeapError, match="freed"):
         ctx.free(t)
 
 
-# -- errors of kernels, and closing -----------------------------------------------------------------------------------
 def late(ctx, address=0x1000):
     """Leave on the page of reports what a wait writes that has reached its bound."""
     words, first = ctx._reports._page.words, ctx._reports._page.first(0)
@@ -142,17 +136,18 @@ def test_a_device_error_is_raised_once_by_a_barrier_or_by_closing(monkeypatch):
     monkeypatch.setenv("IRIS_DEVICE_TIMEOUT", "1")
     with opened() as ctx:
         late(ctx)
-        with pytest.raises(DeviceTimeoutError, match=r"program 3: a wait for the word at 0x1000 to be >= 42 .* was 7"):
+        words = r"program 3: a wait for the word at 0x1000 to be >= 42 .* was 7"
+        with pytest.raises(errors.DeviceTimeoutError, match=words):
             ctx.barrier()
         ctx.barrier()
-    with pytest.raises(DeviceTimeoutError, match="program 3"), opened() as ctx:
+    with pytest.raises(errors.DeviceTimeoutError, match="program 3"), opened() as ctx:
         late(ctx)
     ctx = opened()
     late(ctx)
-    with pytest.raises(DeviceTimeoutError, match="program 3"):
+    with pytest.raises(errors.DeviceTimeoutError, match="program 3"):
         ctx.close()
     ctx.close()
-    with pytest.raises(HeapClosedError):
+    with pytest.raises(errors.HeapClosedError):
         ctx.barrier()
 
 
@@ -168,9 +163,6 @@ def test_a_device_error_names_the_tensor_in_which_the_word_lies(monkeypatch):
 def test_what_closing_raises_is_logged_behind_another_error(monkeypatch, log):
     monkeypatch.setenv("IRIS_DEVICE_TIMEOUT", "1")
 
-    def lose(self):
-        raise DeviceError("the device is lost")
-
     def in_a_block():
         with opened() as ctx:
             late(ctx)
@@ -178,7 +170,8 @@ def test_what_closing_raises_is_logged_behind_another_error(monkeypatch, log):
 
     def with_memory_that_cannot_be_given_back():
         with opened() as ctx:
-            monkeypatch.setattr(type(ctx.heap._state.allocator), "close", lose)
+            lost = errors.DeviceError("the device is lost")
+            monkeypatch.setattr(type(ctx.heap._state.allocator), "close", Mock(side_effect=lost))
             _ = 1 / 0
 
     for fail in (in_a_block, with_memory_that_cannot_be_given_back):
@@ -186,5 +179,5 @@ def test_what_closing_raises_is_logged_behind_another_error(monkeypatch, log):
             fail()
     assert sum("program 3" in record.getMessage() for record in log.records) == 1
     assert "is lost" in log.text
-    with pytest.raises(DeviceError, match="is lost"), opened():
+    with pytest.raises(errors.DeviceError, match="is lost"), opened():
         pass

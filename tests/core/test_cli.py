@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from unittest.mock import Mock
 
 import forked
 import pytest
@@ -34,12 +35,9 @@ def run(capsys, *arguments):
     return status, captured.out, captured.err
 
 
-# -- the frame --------------------------------------------------------------------------------------------------------
 def test_help_lists_every_subcommand(capsys):
     status, out, _ = run(capsys, "--help")
-    assert status == 0
-    for command in cli.COMMANDS:
-        assert f"\n    {command} " in out
+    assert (status, [command for command in cli.COMMANDS if f"\n    {command} " not in out]) == (0, [])
     assert run(capsys, "--version") == (0, f"iris-core {__version__}\n", "")
     status, out, err = run(capsys)
     assert (status, out, err[:11]) == (2, "", "usage: iris")
@@ -50,15 +48,6 @@ def test_a_closed_pipe_is_no_traceback():
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert done.stdout == "V"
     assert "Traceback" not in done.stderr
-
-
-# -- iris plugins -----------------------------------------------------------------------------------------------------
-def states(capsys):
-    status, out, _ = run(capsys, "plugins", "--json")
-    return status, {(each["kind"], each["name"], each["distribution"]): each for each in json.loads(out)}
-
-
-STATE = "state", "reason"
 
 
 def test_plugins_lists_the_installed_ones(capsys, clean_environment):
@@ -84,21 +73,22 @@ def test_plugins_shows_every_state_and_fails_only_for_broken(capsys, site, monke
         ("twice", "two"): ("conflicting", ""), ("odd", "odd"): ("unavailable", 'say "[no]"\n\tnow'),
         ("host", "allocators"): ("loaded", ""),
     }  # fmt: skip
+    fields = {"kind", "name", "distribution", "version", "summary", "entry_point", "api", "state", "reason"}
     for broken in (False, True):
         if broken:
             site.provider("bad", source="raise RuntimeError('boom')")
             reset_default_registry()
             expected["bad", "bad"] = ("broken", "boom")
-        status, found = states(capsys)
+        status, out, _ = run(capsys, "plugins", "--json")
+        found = {(each["kind"], each["name"], each["distribution"]): each for each in json.loads(out)}
         assert status == broken
         for (name, distribution), (state, reason) in expected.items():
             row = found["allocator", name, f"iris-{distribution}"]
-            assert row.keys() == {"kind", "name", "distribution", "version", "summary", "entry_point", "api", *STATE}
+            assert set(row) == fields
             assert row["state"] == state
             assert reason in row["reason"]
 
 
-# -- iris config ------------------------------------------------------------------------------------------------------
 def test_config(capsys, clean_environment, monkeypatch):
     monkeypatch.setenv("IRIS_HEAP_SIZE", "2MiB")
     monkeypatch.setenv("IRIS_HEAPSIZE", "2MiB")
@@ -109,7 +99,6 @@ def test_config(capsys, clean_environment, monkeypatch):
     assert ["IRIS_HEAP_SIZE", "2.0", "MiB", "environment"] in [row[:4] for row in rows]
     assert ["IRIS_TRITON__BOUNDS_CHECK", "False", "environment"] in [row[:3] for row in rows]
     assert ["IRIS_HOST__HUGE_PAGES", "False", "default"] in [row[:3] for row in rows]
-
     status, out, _ = run(capsys, "config", "--json")
     document = json.loads(out)
     assert status == 0
@@ -139,22 +128,16 @@ def test_config_lists_the_settings_of_others_beside_those_of_a_damaged_plugin(ca
     assert words in err
 
 
-# -- iris tune --------------------------------------------------------------------------------------------------------
 ENTRY = Entry("all_reduce", "*", (4096,), "fast", 1e-6)
 TUNE = ("tune", "--device", "cpu", "--ranks", "2")
 
 
 @pytest.fixture
 def measured(monkeypatch):
-    """What was measured, without measuring; the list of how often."""
-    calls = []
-
-    def measure(job, ranks, wanted, options, *, environ, torch_distributed):
-        calls.append(options)
-        return [Tuned("cpu", (ENTRY,), (), ())]
-
-    monkeypatch.setattr(launch, "run", measure)
-    return calls
+    """What was measured, without measuring."""
+    run = Mock(spec=[], return_value=[Tuned("cpu", (ENTRY,), (), ())])
+    monkeypatch.setattr(launch, "run", run)
+    return run
 
 
 @table("make", [
@@ -169,7 +152,7 @@ def test_a_table_that_cannot_be_written_is_refused_before_measuring(capsys, tmp_
     assert (status, out, err.count("\n")) == (1, "", 1)
     assert err.startswith("iris: ")
     assert str(tmp_path / "table.json") in err
-    assert measured == []
+    assert not measured.called
 
 
 @pytest.mark.parametrize("table", ["damaged", "a model"])
@@ -185,7 +168,7 @@ def test_what_was_measured_replaces_another_table_of_the_cache(capsys, tmp_path,
     assert [entry.algorithm for entry in read_table(path).entries] == ["fast"]
 
 
-# -- iris bench model: its figures are those of docs/scaling.md, which tests/docs compares ----------------------------
+# Figures are those of docs/scaling.md, which tests/docs compares.
 @table("gpus", [1, 4])  # one GPU alone sends nothing
 def test_the_model_of_several_nodes(capsys, gpus):
     assert main(["bench", "model", "--gpus", str(gpus), "--rail-gbs", "12.5"]) == 0
@@ -195,7 +178,6 @@ def test_the_model_of_several_nodes(capsys, gpus):
     assert f"{machine.seconds('all_to_all', 1 << 30) * 1e6:,.0f}" in out
 
 
-# -- iris demo ---------------------------------------------------------------------------------------------------------
 ROW = {
     **{"name": "heat", "title": "heat solver", "ranks": 2, "backend": "triton", "allocator": "host", "device": "cpu"},
     **{"time_s": 1.0, "error": 1e-6, "tolerance": 1e-5, "detail": "64 x 64", "ok": True},
@@ -246,7 +228,7 @@ def test_where_it_runs(monkeypatch, gpus, ranks, device, expected):
     assert ("share a GPU" in note) == (expected in [(4, "cuda"), (2, "cuda:1")] and (gpus, ranks) != (8, None))
 
 
-# -- mistakes: each is one line that says so, before torch is imported, and no traceback ------------------------------
+# Each is one line that says so, before torch is imported, and no traceback.
 MISTAKES = {
     "demo --ranks 0": "a whole number from 1 to", "demo --ranks x": "int value: 'x'; iris demo --help says more",
     "demo --ranks 999999": "not 999999: a rank takes about", "tune --ranks 999999": "not 999999: a rank takes about",
@@ -307,6 +289,8 @@ found = importlib.util.find_spec
 importlib.util.find_spec = lambda name, package=None: None if name == {name!r} else found(name, package)
 sys.modules[{name!r}] = None  # an import raises ModuleNotFoundError
 """
+ENVIRON = {name: value for name, value in os.environ.items() if not name.startswith("IRIS_")}
+ENVIRON["CUDA_VISIBLE_DEVICES"] = ""
 OLD = """
 import importlib.metadata
 found = importlib.metadata.version
@@ -314,15 +298,9 @@ importlib.metadata.version = lambda name: "3.5.1" if name == "triton" else found
 """
 
 
-def variables(**more):
-    """Variables of a process that has no settings of Iris but these."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("IRIS_")} | more
-
-
 def test_wrong_arguments_are_one_line():
     command = [sys.executable, "-c", RUN_ALL, json.dumps([*MISTAKES, *LATER])]
-    environ = variables(CUDA_VISIBLE_DEVICES="")
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True, env=environ)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True, env=ENVIRON)
     assert "Traceback" not in done.stdout + done.stderr
     expected = MISTAKES | LATER
     results = dict(zip(expected, map(json.loads, done.stdout.splitlines()), strict=True))
@@ -339,8 +317,7 @@ def test_wrong_arguments_are_one_line():
     *((OLD, command, "triton 3.5.1 is too old.*install") for command in ("demo", "tune")),
 ])  # fmt: skip
 def test_an_environment_that_is_not_complete_is_named_with_what_to_install(before, arguments, words):
-    environ = variables(CUDA_VISIBLE_DEVICES="")
-    done = forked.python(before + RUN, arguments, "--device", "cpu", environ=environ)
+    done = forked.python(before + RUN, arguments, "--device", "cpu", environ=ENVIRON)
     assert (done.returncode, done.stdout) == (1, "")
     (line,) = done.stderr.splitlines()
     assert re.search(words, line)

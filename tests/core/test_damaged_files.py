@@ -8,6 +8,7 @@ import os
 import pathlib
 import tempfile
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import table_files
@@ -60,7 +61,6 @@ def fused_request(size):
     )  # fmt: skip
 
 
-# -- what may come instead of a value ---------------------------------------------------------------------------------
 SCALARS = (
     st.none() | st.booleans() | st.text(max_size=5) | st.floats() | st.integers()
     | st.sampled_from([0, -1, 1e-320, 1e300, 10**400, "", "all_reduce", "cpu", math.nan, math.inf])
@@ -106,17 +106,9 @@ def warnings_of_tables():
         yield seen
 
 
-class Algorithm:
-    op, info = "all_reduce", SimpleNamespace(name="mine")
-
-    def __init__(self, name):
-        self.name = name
-
-    def supports(self, request):
-        return Availability.yes()
-
-    def cost(self, request):
-        return 1.0
+def algorithm(name):
+    answers = {"supports": lambda request: Availability.yes(), "cost": lambda request: 1.0}
+    return SimpleNamespace(op="all_reduce", info=SimpleNamespace(name="mine"), name=name, **answers)
 
 
 def check_table(content, document, requests):
@@ -126,7 +118,7 @@ def check_table(content, document, requests):
         good.write_text(json.dumps(document))
         tables = Tables(pathlib.Path(folder), [], "cpu")
         if document is COLLECTIVES:
-            chooser = Chooser([Algorithm("slow"), Algorithm("fast")], tables, ())
+            chooser = Chooser([algorithm("slow"), algorithm("fast")], tables, ())
             for request in requests:
                 chooser.choose(request, None)
                 chooser.explain(request, None)
@@ -141,10 +133,9 @@ def check_table(content, document, requests):
         assert (table.device, table.group_size) == (content["device"], content["group_size"])
         known, defaults = document["entries"][0], {"config": {}, "place": "heap"}
         entries = [row for row in content["entries"] if not isinstance(row["seconds"], bool)]
-        rows = [{name: row.get(name, defaults.get(name)) for name in known} for row in entries]
-        rows = [row | {"seconds": float(row["seconds"])} for row in rows]
+        rows = [defaults | row | {"seconds": float(row["seconds"])} for row in entries]
         said = [{name: value_of(entry, name) for name in known} for entry in table.entries]
-        assert as_text(said) == as_text(rows)
+        assert as_text(said) == as_text({name: row.get(name) for name in known} for row in rows)
 
 
 def value_of(entry, name):
@@ -164,7 +155,6 @@ def test_a_table_is_used_as_it_is_or_left_out(of_collectives, of_operations):
     check_table(of_operations, OPERATIONS, [fused_request(size) for size in (1, 3, 4)])
 
 
-# -- what is in place of a file ---------------------------------------------------------------------------------------
 def replace(path, make, *args):
     path.unlink()
     make(path, *args)
@@ -209,10 +199,8 @@ def test_whatever_is_in_place_of_a_file_is_left_out(tmp_path, capsys, damage):
 
 
 def test_a_folder_that_one_may_not_read_is_left_out(tmp_path, monkeypatch):
-    def refuse(path):  # root may read everything
-        raise PermissionError(13, "Permission denied", str(path))
-
-    monkeypatch.setattr(pathlib.Path, "iterdir", refuse)
+    denied = PermissionError(13, "Permission denied", str(tmp_path))  # root may read everything
+    monkeypatch.setattr(pathlib.Path, "iterdir", Mock(side_effect=denied))
     with warnings_of_tables() as warned:
         assert Tables(tmp_path, [], "cpu").nearest(REQUESTS[0]).entries == ()
     (warning,) = warned

@@ -7,6 +7,7 @@ import os
 import pathlib
 import sys
 import types
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -38,7 +39,6 @@ def report(capsys, *arguments):
     return status, document, {each["subject"]: (each["verdict"], each["text"]) for each in document["findings"]}
 
 
-# -- the report -------------------------------------------------------------------------------------------------------
 def test_the_whole_report_on_a_healthy_machine(capsys, clean_environment, forked_ranks, monkeypatch):
     monkeypatch.setenv("IRIS_BLOCK", "gluon,nccl")
     status, document, found = report(capsys)
@@ -69,16 +69,15 @@ def test_a_broken_plugin_wrong_settings_and_a_choice_that_fails(capsys, here, si
     monkeypatch.setenv("IRIS_BACKEND", "tritn")
     monkeypatch.setenv("IRIS_TRITON__CPU_TIMEOUT", "soon")
     monkeypatch.setenv("IRIS_HEEP_SIZE", "1GiB")
-    status, document, found = report(capsys, "--no-self-test")
+    status, document, _ = report(capsys, "--no-self-test")
     assert status == 1
-    assert found["allocator bad"][0] == "broken"
-    assert "boom" in found["allocator bad"][1]
-    assert "iris_gone-1.0.dist-info" in found["packages"][1]
-    settings = {each["verdict"]: each["text"] for each in document["findings"] if each["subject"] == "settings"}
-    assert "IRIS_TRITON__CPU_TIMEOUT='soon'" in settings["broken"]
-    assert "IRIS_HEEP_SIZE" in settings["note"]
-    assert found["choice"][0] == "broken"
-    assert "did you mean 'triton'" in found["choice"][1]
+    findings = {(each["subject"], each["verdict"]): each["text"] for each in document["findings"]}
+    for subject, verdict, words in (
+        ("allocator bad", "broken", "boom"), ("packages", "broken", "iris_gone-1.0.dist-info"),
+        ("settings", "broken", "IRIS_TRITON__CPU_TIMEOUT='soon'"), ("settings", "note", "IRIS_HEEP_SIZE"),
+        ("choice", "broken", "did you mean 'triton'"),
+    ):  # fmt: skip
+        assert words in findings[subject, verdict]
     assert cli.main(["doctor", "--no-self-test"]) == 1
     out = capsys.readouterr().out
     assert out.startswith("SUBJECT")
@@ -100,7 +99,6 @@ def test_it_goes_on_where_a_core_setting_is_wrong_or_torch_is_not_there(capsys, 
     assert "no backend and allocator can be used together here" in found["self-test"][1]
 
 
-# -- what plugins bring -----------------------------------------------------------------------------------------------
 def diagnosing(name, body, **info):
     hook = f"""
     @hookimpl
@@ -131,16 +129,11 @@ def test_what_hangs_is_ended(capsys, clean_environment):
     assert found["GPUs"] == found["plugins"] == ("broken", "examining them: did not end within 0.01 s")
 
 
-# -- GPUs -------------------------------------------------------------------------------------------------------------
 @pytest.fixture
 def gpus(monkeypatch):
     """Lets torch have H200s that are none; returns the findings of the steps that ask it, and the facts."""
 
     def look(count, access=lambda one, other: True, *, cuda="13.0", hip=None, init=None):
-        def start():
-            if init is not None:
-                raise init
-
         properties = types.SimpleNamespace(
             name="H200", total_memory=140 << 30, major=9, minor=0, multi_processor_count=132,
             gcnArchName="gfx942:sramecc+", warp_size=64,
@@ -150,7 +143,7 @@ def gpus(monkeypatch):
         monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
         monkeypatch.setattr(torch.cuda, "can_device_access_peer", access)
-        monkeypatch.setattr(torch.cuda, "init", start)
+        monkeypatch.setattr(torch.cuda, "init", Mock(side_effect=init))
         facts, found = doctor.survey_gpus({})
         return {finding.subject: finding for finding in found}, facts
 
@@ -186,9 +179,7 @@ def test_no_gpu(gpus, monkeypatch, cuda, present, hidden, init, verdict, text):
     assert facts["gpus"] == facts["pairs"] == []
 
 
-# -- the machine ------------------------------------------------------------------------------------------------------
-def refuse(*args):
-    raise PermissionError(1, "Operation not permitted")
+refuse = Mock(side_effect=PermissionError(1, "Operation not permitted"))
 
 
 @table(("what", "stand_in", "subject", "verdict", "text"), [
@@ -206,7 +197,6 @@ def test_what_the_machine_lacks_is_told(monkeypatch, what, stand_in, subject, ve
     assert (list(found) == ["python", "platform"]) == (subject == "platform")
 
 
-# -- which self-tests there are ---------------------------------------------------------------------------------------
 @pytest.fixture
 def registry(site):
     """Pretended plugins: two backends, allocators for CPUs and GPUs, and one that fits nothing."""
@@ -224,10 +214,6 @@ def registry(site):
     return site.registry(block=["stopped"])
 
 
-ON_GPUS = {("language", "pool"), ("language", "virtual"), ("another", "pool")}
-ON_CPUS = {("language", "pages"), ("another", "pages")}
-
-
 @table(("gpus", "hip", "cores", "cpu_ranks"), [
     (8, False, 4, None), (8, True, 4, None), (1, False, 3, 2), (0, False, 2, 2), (0, False, 3, 2), (0, False, 4, 4),
     (0, False, 64, 4),
@@ -236,14 +222,13 @@ def test_self_tests_are_on_all_gpus_and_on_the_cpu_where_there_are_fewer_than_tw
     registry, monkeypatch, gpus, hip, cores, cpu_ranks
 ):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(cores))
-    expected = {(*names, "cuda", gpus) for names in ON_GPUS if gpus}
-    expected |= {(*names, "cpu", cpu_ranks) for names in ON_CPUS if cpu_ranks}
-    assert {
-        (test.backend, test.allocator, test.device, test.ranks) for test in doctor.plan(registry, gpus, hip)
-    } == expected
+    on_gpus, on_cpus = {("language", "pool"), ("language", "virtual"), ("another", "pool")}, {"language", "another"}
+    expected = {(*names, "cuda", gpus) for names in on_gpus if gpus}
+    expected |= {(backend, "pages", "cpu", cpu_ranks) for backend in on_cpus if cpu_ranks}
+    plan = doctor.plan(registry, gpus, hip)
+    assert {(test.backend, test.allocator, test.device, test.ranks) for test in plan} == expected
 
 
-# -- self-tests: third parties' backends that are wrong, crash, hang or say nothing, on CPU ranks ---------------------
 BODY = """
 from iris_core.diagnosis import PairCheck
 from iris_triton.settings import TritonSettings
@@ -265,11 +250,6 @@ def install(site, source, prologue=""):
     site.provider("theirs", "BACKEND", create="from theirs_backend import Backend; return Backend(request)")
 
 
-def made(ranks=2):
-    return SelfTest("theirs", "host", "cpu", ranks)
-
-
-# -- one rank ---------------------------------------------------------------------------------------------------------
 DEFINED = "def self_test(self, context, begin):\n    "
 PASSED, FAILED, SKIPPED = ("passed", Verdict.OK), ("failed", Verdict.BROKEN), ("skipped", Verdict.NOTE)
 
@@ -297,7 +277,7 @@ def test_a_third_partys_own_on_a_rank_alone(site, monkeypatch, forked_ranks, sou
     if "'ok'" not in source:
         monkeypatch.setattr(os, "environ", os.environ | {"RANK": "0"})  # the job changes it
         monkeypatch.setattr(doctor, "apart", in_this_process)
-    test = made(1)
+    test = SelfTest("theirs", "host", "cpu", 1)
     test.run(60)
     assert (test.state, test.finding().verdict, test.problems) == (*verdict, problems)
     assert line is None or test.finding().text == line
@@ -307,7 +287,6 @@ def test_a_third_partys_own_on_a_rank_alone(site, monkeypatch, forked_ranks, sou
         assert document["checks"] == [{"op": "touch", "rank": 0, "peer": 0, "problem": "", "ok": True}]
 
 
-# -- two ranks, in processes of their own -----------------------------------------------------------------------------
 @table(("of_rank_0", "ending", "problems"), [
     ("os.kill(os.getpid(), signal.SIGSEGV)", "rank 0 ended with exit code -11", ["rank 0 was in touch with rank 1"]),
     ("begin('barrier', None)", "", ["rank 0 was in barrier", "rank 1 was in touch with rank 0"]),
@@ -327,7 +306,7 @@ def self_test(self, context, begin):
     install(site, source)
     for name, value in {"IRIS_HEAP_SIZE": "big", "IRIS_ALLOCATOR": "nope", "WORLD_SIZE": "7"}.items():
         monkeypatch.setenv(name, value)  # the caller's environment plays no part
-    test = made()
+    test = SelfTest("theirs", "host", "cpu", 2)
     test.run(500)
     assert test.state == "failed"
     assert test.problems[0].startswith(ending)
@@ -337,7 +316,6 @@ def self_test(self, context, begin):
     assert ending or len(list(site.folder.glob("hangs-*"))) == 2
 
 
-# -- the Triton backend's, with kernels that are wrong -----------------------------------------------------------------
 ODD = "3 * ((ctx.rank == 1) & (peer == 0))"
 WRONG = {
     "ctx.load(source + i, peer, ": "ctx.load(source + i, tl.where(ctx.rank == 0, 0, peer), ",
@@ -363,7 +341,7 @@ def test_a_kernel_that_is_wrong_is_found(site, monkeypatch, forked_ranks):
         "rank 1 -> rank 0: signal came before its data: 256 of 256 words, the first is word 0: -1 instead of ",
         "rank 1 -> rank 0: write arrived wrong: 3 of 8192 words, the first is word 8189: -1 instead of ",
     ]
-    test = made()
+    test = SelfTest("theirs", "host", "cpu", 2)
     test.run(500)
     assert test.problems == []
     found = sorted(str(check) for check in test.checks if not check.ok)

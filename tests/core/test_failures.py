@@ -63,7 +63,6 @@ def test_divisions_into_nodes():
             divide(text, 4)
 
 
-# -- the error hierarchy ----------------------------------------------------------------------------------------------
 CLASSES = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if cls.__module__ == errors.__name__]
 BASES = {
     LookupError: "PluginNotFound", ImportError: "PluginLoad", ValueError: "Settings NotOnHeap",

@@ -17,9 +17,9 @@ from iris_core.heap.offsets import RangeSet
 from .fakes import Cluster
 
 F32, U8 = torch.float32, torch.uint8
+RANGE = st.tuples(st.integers(0, 40), st.integers(0, 40))
 
 
-# -- allocation -------------------------------------------------------------------------------------------------------
 def test_what_cannot_be_allocated(heap):
     for words, n, alignment in (("begin at multiples", 1, 1 << 40), ("two, not 300", 1, 300), ("-1 elements", -1, 1)):
         with pytest.raises((UnsupportedError, ValueError), match=words):
@@ -43,7 +43,6 @@ def test_a_failing_allocator_leaves_the_heap_unchanged(name):
         assert c.heap.is_symmetric(keep)
 
 
-# -- free -------------------------------------------------------------------------------------------------------------
 def test_free_of_tensors_that_are_not_the_heaps_own(heap):
     t = heap.allocate(10, F32)
     alias = torch.from_numpy(t.numpy())
@@ -55,7 +54,6 @@ def test_free_of_tensors_that_are_not_the_heaps_own(heap):
     assert len(heap.live_blocks()) == 1
 
 
-# -- dropped ----------------------------------------------------------------------------------------------------------
 @table("world_size", [1, 2])
 def test_cycles_are_collected_before_giving_up(world_size, monkeypatch):
     # in one process a collection returns at once while another thread collects; ranks are processes
@@ -79,13 +77,12 @@ def test_cycles_are_collected_before_giving_up(world_size, monkeypatch):
             gc.enable()
 
 
-# -- addresses --------------------------------------------------------------------------------------------------------
 def test_translate():
     with Cluster(2) as c:
         heap, (a, b) = c.heap, (c.allocators[0].base_ptr, c.allocators[1].base_ptr)
-        assert heap.translate(a + 17, 0, 1) == b + 17
-        assert heap.translate(b, 1, 0) == a
-        assert heap.translate(a + heap.nbytes - 1, 0, 0) == a + heap.nbytes - 1
+        last = a + heap.nbytes - 1
+        found = [heap.translate(*each) for each in ((a + 17, 0, 1), (b, 1, 0), (last, 0, 0))]
+        assert found == [b + 17, a, last]
         for ptr in (a - 1, a + heap.nbytes, 0):
             with pytest.raises(NotOnHeapError, match="does not lie in rank 0's heap"):
                 heap.translate(ptr, 0, 1)
@@ -112,7 +109,6 @@ def test_symmetric_means_wholly_on_the_own_heap():
         assert (heap.offset_of(t), heap.offset_of(t[10:]), heap.offset_of(t[10:], "x")) == (256, 296, 296)
 
 
-# -- scopes ---------------------------------------------------------------------------------------------------------
 def offsets(heap):
     return [block.offset_bytes for block in heap.live_blocks()]
 
@@ -163,10 +159,6 @@ def test_a_heap_is_opened_once():
         assert c.allocators[0].closed
         with pytest.raises(HeapError, match="opened once"):
             c.heap.open()
-
-
-# -- sets of ranges, and what is committed ----------------------------------------------------------------------------
-RANGE = st.tuples(st.integers(0, 40), st.integers(0, 40))
 
 
 @settings(deadline=None)

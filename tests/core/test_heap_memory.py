@@ -9,14 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from tables import table
 
-from iris_core.errors import (
-    DeviceError,
-    HeapError,
-    HeapExhaustedError,
-    LayoutError,
-    SymmetryError,
-    UnsupportedError,
-)
+from iris_core import errors
 from iris_core.heap.streams import HostStreams
 from iris_core.types import Capability
 
@@ -27,15 +20,14 @@ COPIES, IMPORTS = (), (Capability.IMPORT_TENSOR, Capability.DECOMMIT)
 GIVES_BACK = [(Capability.DECOMMIT,), (Capability.DECOMMIT, Capability.GROWTH)]
 
 
-# -- memory that comes and goes ---------------------------------------------------------------------------------------
 def test_growth_that_fails_on_one_rank_fails_on_all_where_nothing_can_be_given_back():
-    full = HeapExhaustedError("rank 2: full", requested_bytes=8192, free_bytes=10, largest_free_bytes=9)
+    full = errors.HeapExhaustedError("rank 2: full", requested_bytes=8192, free_bytes=10, largest_free_bytes=9)
     with Cluster(3, 1 << 16, Capability.GROWTH) as c:
         _kept = c.allocate(4096)
         c.allocators[2].fail["commit"] = full
-        errors = c.attempt(lambda heap: heap.allocate(8192, U8))
-        assert {(type(e), e.requested_bytes, e.free_bytes, e.largest_free_bytes) for e in errors} == {
-            (HeapExhaustedError, 8192, 10, 9)
+        raised = c.attempt(lambda heap: heap.allocate(8192, U8))
+        assert {(type(e), e.requested_bytes, e.free_bytes, e.largest_free_bytes) for e in raised} == {
+            (errors.HeapExhaustedError, 8192, 10, 9)
         }
         c.allocators[2].fail.clear()
         assert c.offsets(c.allocate(10)) == [4096] * 3
@@ -43,25 +35,26 @@ def test_growth_that_fails_on_one_rank_fails_on_all_where_nothing_can_be_given_b
 
 
 @table(("call", "kind"), [
-    (lambda heap: heap.barrier_agreement(), DeviceError), (lambda heap: heap.allocate(1 << 16, U8), DeviceError),
-    (lambda heap: heap.as_symmetric(torch.ones(5)), HeapError),
+    (lambda heap: heap.barrier_agreement(), errors.DeviceError),
+    (lambda heap: heap.allocate(1 << 16, U8), errors.DeviceError),
+    (lambda heap: heap.as_symmetric(torch.ones(5)), errors.HeapError),
 ])  # fmt: skip
 def test_a_device_that_fails_on_one_rank_is_told_everywhere(call, kind):
     """While memory of others is taken off the heap, or may have to be."""
     failing = []
 
-    class Streams(HostStreams):
-        def __init__(self, rank):
-            super().__init__()
-            self.rank = rank
-
-        def synchronize(self, stream=None):
-            if self.rank in failing:
+    def streams(rank):
+        def synchronize(stream=None):
+            if rank in failing:
                 raise RuntimeError("an illegal memory access")
 
-    with Cluster(2, 1 << 16, *IMPORTS, options_of=lambda rank: {"streams": Streams(rank)}) as c:
+        made = HostStreams()
+        made.synchronize = synchronize
+        return made
+
+    with Cluster(2, 1 << 16, *IMPORTS, options_of=lambda rank: {"streams": streams(rank)}) as c:
         shared = c.each(lambda heap: heap.as_symmetric(torch.ones(4)))
-        if kind is DeviceError:
+        if kind is errors.DeviceError:
             c.free(shared)
         failing.append(1)
         c.refused(kind, "^rank 1 c.*an illegal memory access$", call)
@@ -69,29 +62,17 @@ def test_a_device_that_fails_on_one_rank_is_told_everywhere(call, kind):
         c.barrier()
 
 
-# -- memory of groups -------------------------------------------------------------------------------------------------
 def take(c, members, nbytes, kind=ThreadWorld):
     """Offset of what some ranks get, by rank, an error standing for it."""
-    hub = Hub(len(members))
-    worlds = {member: kind(hub, rank) for rank, member in enumerate(members)}
-
-    def one(heap):
-        return heap.take_for_group(worlds[heap.rank], members, nbytes, "a test")[0] if heap.rank in worlds else None
-
-    return c.attempt(one)
+    return [each[0] if isinstance(each, tuple) else each for each in c.take(members, nbytes, kind)]
 
 
 def meanwhile(do):
     """The kind of a member of whose process another thread does something behind the first exchange of a group."""
 
     class Meanwhile(ThreadWorld):
-        def all_gather_ints(self, values):
-            return self.gathered(super().all_gather_ints(values))
-
-        def all_gather_object(self, obj):
-            return self.gathered(super().all_gather_object(obj))
-
-        def gathered(self, rows):
+        def gather(self, value):
+            rows = super().gather(value)
             if self.num_exchanges == 1:
                 do(self.rank)
             return rows
@@ -102,16 +83,16 @@ def meanwhile(do):
 def test_groups_lose_no_more_room_than_allocations_need_and_what_they_have_is_not_free():
     with Cluster(3, 1 << 16) as c:
         first, _second = c.allocate(24 << 10), c.allocate(4 << 10)
-        c.refused(HeapExhaustedError, "", lambda heap: heap.allocate(40 << 10, U8))
+        c.refused(errors.HeapExhaustedError, "", lambda heap: heap.allocate(40 << 10, U8))
         assert take(c, (0, 1), 24 << 10) == [40 << 10, 40 << 10, None]
         c.free(first)
         c.barrier()
         assert c.stats("free") == [36 << 10, 36 << 10, 60 << 10]
         assert c.stats("largest_free") == [24 << 10, 24 << 10, 36 << 10]
         assert c.stats("fragmentation") == [1 - 24 / 36, 1 - 24 / 36, 1 - 36 / 60]
-        errors = c.attempt(lambda heap: heap.allocate(28 << 10, U8))
-        assert [(e.free_bytes, e.largest_free_bytes) for e in errors] == [(36 << 10, 24 << 10)] * 3
-        assert "24576 bytes at its end" in str(errors[2])
+        raised = c.attempt(lambda heap: heap.allocate(28 << 10, U8))
+        assert [(e.free_bytes, e.largest_free_bytes) for e in raised] == [(36 << 10, 24 << 10)] * 3
+        assert "24576 bytes at its end" in str(raised[2])
         labels = [[block.label for block in heap.live_blocks()] for heap in c.heaps]
         assert [row[1:] for row in labels] == [["a test"], ["a test"], []]
 
@@ -120,7 +101,7 @@ def test_allocations_get_more_while_a_group_takes_memory():
     with Cluster(2, 1 << 16) as c:
         kept = []
         allocating = meanwhile(lambda rank: kept.append(c.heaps[rank].allocate(40 << 10, U8)))
-        assert [type(e) for e in take(c, (0, 1), 32 << 10, allocating)] == [HeapExhaustedError] * 2
+        assert [type(e) for e in take(c, (0, 1), 32 << 10, allocating)] == [errors.HeapExhaustedError] * 2
         assert take(c, (0, 1), 24 << 10) == [40 << 10] * 2
 
 
@@ -130,8 +111,6 @@ def test_all_groups_take_memory_at_once():
     groups = [members for size in range(2, num_ranks + 1) for members in itertools.permutations(ranks, size)][::3]
 
     class Late(ThreadWorld):
-        """A member that is late now and then."""
-
         def all_gather_ints(self, values):
             time.sleep(random.choice((0, 0, 1e-4, 2e-3)))
             return super().all_gather_ints(values)
@@ -142,19 +121,17 @@ def test_all_groups_take_memory_at_once():
         for members in groups:
             hub = Hub(len(members))
             hub.barrier = threading.Barrier(len(members))
-            worlds = [Late(hub, number) for number in range(len(members))]
-            calls = [
-                (c.heaps[member].take_for_group, world, members, 4096, "a test")
-                for member, world in zip(members, worlds, strict=True)
-            ]
-            futures.append((members, worlds, [threads.submit(*call) for call in random.sample(calls, len(calls))]))
-        for _ in range(8):
-            kept.append(c.allocate(96 << 10))
+            worlds = {member: Late(hub, number) for number, member in enumerate(members)}
+            take_part = lambda each, worlds=worlds, members=members: c.heaps[each].take_for_group(
+                worlds[each], members, 4096, "a test"
+            )
+            futures.append((worlds, [threads.submit(take_part, each) for each in random.sample(members, len(members))]))
+        kept += [c.allocate(96 << 10) for _ in range(8)]
         taken = {rank: [] for rank in ranks}
-        for members, worlds, results in futures:
+        for worlds, results in futures:
             (offset,) = {result.result()[0] for result in results}
-            assert {world.num_exchanges for world in worlds} == {len(members) + 2}
-            for member in members:
+            assert {world.num_exchanges for world in worlds.values()} == {len(worlds) + 2}
+            for member in worlds:
                 taken[member].append(offset)
         for heap in c.heaps:
             starts = sorted(taken[heap.rank])
@@ -167,21 +144,14 @@ def test_groups_of_one_rank_take_ranges_of_the_system_area_at_the_same_time():
     with Cluster(3, 1 << 16, usable_nbytes=1 << 15) as c:
         areas = [heap.system_area for heap in c.heaps]
         hub, first_hub, second = Hub(2), Hub(2), []
-        taking = meanwhile(
-            lambda rank: second.append(areas[2 * rank].reserve(ThreadWorld(hub, rank), 1000, "another test"))
-        )
-
-        def reserve(heap):
-            return areas[heap.rank].reserve(taking(first_hub, heap.rank), 1000, "a test") if heap.rank < 2 else None
-
-        assert c.each(reserve) == [1024, 1024, None]
-        assert second == [0, 0]
+        reserve = lambda place, world: areas[place].reserve(world, 1000, "a test")
+        taking = meanwhile(lambda rank: second.append(reserve(2 * rank, ThreadWorld(hub, rank))))
+        first = c.each(lambda heap: reserve(heap.rank, taking(first_hub, heap.rank)) if heap.rank < 2 else None)
+        assert (first, second) == ([1024, 1024, None], [0, 0])
         assert [list(area._used) for area in areas] == [[(0, 2048)], [(1024, 2048)], [(0, 1024)]]
 
 
 class Interrupted(ThreadWorld):
-    """A member that is interrupted once it has got memory."""
-
     def all_gather_ints(self, values):
         if self.num_exchanges == 1:
             raise KeyboardInterrupt
@@ -197,7 +167,6 @@ def test_a_group_that_is_interrupted_takes_nothing_from_others(provides):
         assert 0 < take(c, (0,), 1000)[0] <= places[0] - 1000
 
 
-# -- as_symmetric -----------------------------------------------------------------------------------------------------
 def test_as_symmetric_copies_where_memory_cannot_be_imported():
     with Cluster(2) as c:
         source = torch.arange(12.0).view(3, 4).t().requires_grad_()
@@ -212,9 +181,9 @@ def test_as_symmetric_copies_where_memory_cannot_be_imported():
 
 @table("provides", [COPIES, IMPORTS])
 @table(("wrong", "kind", "complaint"), [
-    (lambda: torch.eye(3).to_sparse(), LayoutError, "only torch.strided tensors"),
-    (lambda: torch.empty(3, 3, device="meta"), DeviceError, "on meta, but this rank's heap is on cpu"),
-    (lambda: torch.ones(3, 3, dtype=torch.cfloat).conj(), UnsupportedError, "lazily conjugated"),
+    (lambda: torch.eye(3).to_sparse(), errors.LayoutError, "only torch.strided tensors"),
+    (lambda: torch.empty(3, 3, device="meta"), errors.DeviceError, "on meta, but this rank's heap is on cpu"),
+    (lambda: torch.ones(3, 3, dtype=torch.cfloat).conj(), errors.UnsupportedError, "lazily conjugated"),
     (lambda: [1.0], TypeError, "takes a torch tensor, not list"),
 ])  # fmt: skip
 def test_a_tensor_that_cannot_be_had_on_one_rank_is_the_same_error_everywhere(provides, wrong, kind, complaint):
@@ -235,8 +204,8 @@ def test_a_tensor_that_cannot_be_had_on_one_rank_is_the_same_error_everywhere(pr
 ])  # fmt: skip
 def test_tensors_that_differ_between_the_ranks_do_not_become_symmetric(provides, other, told):
     with Cluster(3, 1 << 16, *provides) as c:
-        tensors, ones = c.each(other), torch.ones(8)
-        text = c.refused(SymmetryError, "", lambda heap: heap.as_symmetric(tensors[2] if heap.rank == 2 else ones))
+        tensors = [torch.ones(8), torch.ones(8), c.each(other)[2]]
+        text = c.refused(errors.SymmetryError, "", lambda heap: heap.as_symmetric(tensors[heap.rank]))
         assert "\n  ranks 0, 1: float32 of shape (8,), strides (1,), not on the heap\n" in text
         assert f"\n  rank 2: {told}" in text
         c.barrier()
@@ -250,11 +219,11 @@ def test_strides_and_offsets_count_only_where_somebody_moves(provides):
             tensors = c.each(lambda heap, pair=pair: heap.as_symmetric(pair[heap.rank]))
             assert all(torch.equal(t, each) for t, each in zip(tensors, pair, strict=True))
         words = r"rank 1: float32 of shape \(4, 4\), strides \(1, 4\)"
-        c.refused(SymmetryError, words, lambda heap: heap.as_symmetric(wide.t() if heap.rank else wide))
+        c.refused(errors.SymmetryError, words, lambda heap: heap.as_symmetric(wide.t() if heap.rank else wide))
         on_heap, first = c.allocate(32), c.allocate(32)
         at = c.offsets(first)[1] + 16
         words = rf"rank 1: uint8 of shape \(16,\), strides \(1,\), on the heap at offset {at}"
-        c.refused(SymmetryError, words, lambda heap: heap.as_symmetric(first[heap.rank][16 * heap.rank :][:16]))
+        c.refused(errors.SymmetryError, words, lambda heap: heap.as_symmetric(first[heap.rank][16 * heap.rank :][:16]))
         same = c.each(lambda heap: heap.as_symmetric(on_heap[heap.rank][4:]))
         assert [t.data_ptr() for t in same] == [t[4:].data_ptr() for t in on_heap]
 
@@ -262,8 +231,8 @@ def test_strides_and_offsets_count_only_where_somebody_moves(provides):
 def test_imports_must_begin_at_the_same_place():
     with Cluster(2, 1 << 16, *IMPORTS) as c:
         c.allocators[0].import_delta = 512
-        errors = c.attempt(lambda heap: heap.as_symmetric(torch.ones(3)))
-        assert [type(e) for e in errors] == [UnsupportedError] * 2
+        raised = c.attempt(lambda heap: heap.as_symmetric(torch.ones(3)))
+        assert [type(e) for e in raised] == [errors.UnsupportedError] * 2
         c.allocators[1].import_delta = 512
         imported = c.each(lambda heap: heap.as_symmetric(torch.ones(3)))
         assert c.offsets(imported) == [512, 512]

@@ -65,20 +65,15 @@ class Device:
 
 
 class Ranks(Cluster):
-    """A cluster with a pretended device per rank."""
-
     def __init__(self, world_size, nbytes=1 << 12, *provides):
         self.devices = [Device() for _ in range(world_size)]
         super().__init__(world_size, nbytes, *provides, options_of=lambda rank: {"streams": self.devices[rank]})
 
     def barrier(self, stream="main"):
         """What ctx.barrier(stream) does."""
-
-        def one(heap):
-            getattr(self.devices[heap.rank], stream).finish()
-            heap.barrier_agreement(wait=False)
-
-        self.each(one)
+        for device in self.devices:
+            getattr(device, stream).finish()
+        self.each(lambda heap: heap.barrier_agreement(wait=False))
 
 
 def whole(heap):
@@ -92,7 +87,6 @@ def alone():
         yield c.heap, c.devices[0]
 
 
-# -- one rank ---------------------------------------------------------------------------------------------------------
 @table("seed", range(3))
 def test_who_gets_memory_waits_for_the_streams_that_had_it_and_for_no_others(seed):
     """A random program; the model has, for each unit, the streams and moments that its next user has to wait for."""
@@ -159,7 +153,6 @@ def test_memory_that_a_stream_still_uses_is_not_given_back():
         assert ("decommit", 0, 1 << 13) in c.allocators[0].calls
 
 
-# -- several ranks ----------------------------------------------------------------------------------------------------
 def test_blocks_stay_pending_while_a_stream_of_any_rank_uses_them_and_become_free_in_the_order_of_their_frees():
     with Ranks(3) as c:
         blocks = [c.allocate(256) for _ in range(3)]
@@ -228,7 +221,6 @@ def test_offsets_are_equal_whatever_the_streams_do(seed):
         assert len(set(one)) > 3
 
 
-# -- graphs, errors ---------------------------------------------------------------------------------------------------
 @table("world_size", [1, 2])
 def test_nothing_is_allocated_or_freed_while_a_graph_is_captured(world_size):
     with Ranks(world_size) as c:

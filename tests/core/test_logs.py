@@ -9,7 +9,6 @@ from iris_core.device import reports
 from iris_core.device.reports import LongWait, Watchdog
 
 
-# -- long waits -------------------------------------------------------------------------------------------------------
 @pytest.fixture
 def watch(monkeypatch):
     """A watchdog of rank 3 that looks when it is told to, at a time that the test says; its thread sleeps meanwhile."""

@@ -2,38 +2,25 @@
 
 import pathlib
 import sys
-from unittest.mock import Mock
 
 import forked
 import pytest
 from dist_info import provider_source
 from tables import table
 
-from iris_core.errors import (
-    PluginAPIVersionError,
-    PluginConflictError,
-    PluginError,
-    PluginLoadError,
-    PluginNotFoundError,
-)
+from iris_core import errors
 from iris_core.hooks import hookimpl
 from iris_core.registry import MAY_BE_WATCHED, Registry, default_registry, notify
 from iris_core.registry.records import REGISTERED
 from iris_core.settings import PluginSettings
-from iris_core.types import (
-    PLUGIN_API,
-    Availability,
-    CreateRequest,
-    DeviceTarget,
-    DeviceType,
-    PluginInfo,
-    PluginKind,
-    PluginState,
-)
+from iris_core.types import PLUGIN_API, CreateRequest, DeviceTarget, DeviceType, PluginKind, PluginState
 
 ALLOCATOR, BACKEND, OBSERVER = PluginKind.ALLOCATOR, PluginKind.BACKEND, PluginKind.OBSERVER
 CPU = DeviceTarget(DeviceType.CPU)
 REQUEST = CreateRequest(target=CPU, rank=0, world_size=1, heap_nbytes=4096, settings=PluginSettings())
+ABSENT = {"iris.allocators": {"bad": "there_is_no_such:plugin"}}
+HOOK = "from iris_core.hooks import hookimpl\nclass P:\n    @hookimpl\n    def {}: yield\nplugin = P()\n"
+CPU_ONLY = "devices=frozenset({DeviceType.CPU})"
 
 
 def only(registry):
@@ -41,21 +28,14 @@ def only(registry):
     return record
 
 
-# -- discover ---------------------------------------------------------------------------------------------------------
 def test_discovery_imports_nothing_and_reads_all_four_groups_and_no_others(site):
     module = site.provider("mine")
     points = {"iris.allocators": {"a": "m:x"}, "iris.backends": {"b": "m:x"}, "iris.collectives": {"c": "m:x"}}
     points |= {"iris.plugins": {"o": "m:x"}, "iris.unknown": {"u": "m:x"}, "console_scripts": {"s": "m:x"}}
     site.install("iris-all", entry_points=points)
     records = site.registry().records()
-    found = [(record.kind.value, record.name) for record in records]
-    assert found == [
-        ("allocator", "a"),
-        ("allocator", "mine"),
-        ("backend", "b"),
-        ("collective", "c"),
-        ("observer", "o"),
-    ]
+    found = [f"{record.kind.value} {record.name}" for record in records]
+    assert found == ["allocator a", "allocator mine", "backend b", "collective c", "observer o"]
     mine = records[1]
     assert (mine.distribution, mine.version, mine.entry_point) == ("iris-mine", "1.0", f"{module}:plugin")
     assert (mine.state, mine.api) == (PluginState.DISCOVERED, "")
@@ -63,11 +43,6 @@ def test_discovery_imports_nothing_and_reads_all_four_groups_and_no_others(site)
     names = {(record.kind, record.name): record.distribution for record in Registry().records()}
     for kind, name, distribution in (("host", ALLOCATOR, "allocators"), ("gluon", BACKEND, "gluon")):
         assert names[name, kind] == f"iris-{distribution}"
-
-
-# -- load: plugins that are not right ---------------------------------------------------------------------------------
-HOOK = "from iris_core.hooks import hookimpl\nclass P:\n    @hookimpl\n    def {}: yield\nplugin = P()\n"
-CPU_ONLY = "devices=frozenset({DeviceType.CPU})"
 
 
 def source(**change):
@@ -104,7 +79,7 @@ def test_a_plugin_that_is_not_right_is_broken_and_no_other(site, text, complaint
     registry = site.registry()
     bad = registry.resolve(ALLOCATOR, "bad")
     for _ in range(2):
-        with pytest.raises(PluginLoadError, match=complaint) as caught:
+        with pytest.raises(errors.PluginLoadError, match=complaint) as caught:
             registry.load(bad)
         assert caught.value is bad.error
     assert "'bad' (iris-bad 1.0)" in str(caught.value)
@@ -126,21 +101,19 @@ def test_the_plugin_api_is_checked(site, api, usable):
     if usable:
         assert registry.load(only(registry)).api == f"{api[0]}.{api[1]}"
         return
-    with pytest.raises(PluginAPIVersionError, match=f"{api[0]}.{api[1]}") as caught:
+    with pytest.raises(errors.PluginAPIVersionError, match=f"{api[0]}.{api[1]}") as caught:
         registry.load(only(registry))
     assert ".".join(map(str, PLUGIN_API)) in str(caught.value)
     assert ("upgrade iris-core" in str(caught.value)) == (api > PLUGIN_API)
     assert only(registry).state is PluginState.INCOMPATIBLE
 
 
-# -- states -----------------------------------------------------------------------------------------------------------
 def test_a_misspelt_block_is_told(site, log):
     site.provider("mine")
     site.registry(block=["mime"])
     assert "'mime', which is not installed; did you mean mine?" in log.text
 
 
-# -- names ------------------------------------------------------------------------------------------------------------
 @table(("kind", "name", "words", "close"), [
     (ALLOCATOR, "rnig", "^no allocator named 'rnig' is installed; installed are ring, tree; did you", ("ring",)),
     (ALLOCATOR, "ring@iris-two", "", ("ring@iris-ring", "tree@iris-tree")),
@@ -150,28 +123,17 @@ def test_a_misspelt_block_is_told(site, log):
 def test_not_found_lists_what_is_there_and_says_how_to_install(site, kind, name, words, close):
     site.provider("ring")
     site.provider("tree")
-    with pytest.raises(PluginNotFoundError, match=words or None) as caught:
+    with pytest.raises(errors.PluginNotFoundError, match=words or None) as caught:
         site.registry().resolve(kind, name)
     assert caught.value.close_matches == close
 
 
-# -- create, register -------------------------------------------------------------------------------------------------
-class Noted:
-    @hookimpl
-    def iris_plugin_info(self):
-        return PluginInfo("noted", ALLOCATOR, "by hand", devices=frozenset({DeviceType.CPU}))
-
-    @hookimpl
-    def iris_plugin_settings(self):
-        return PluginSettings
-
-    @hookimpl
-    def iris_plugin_probe(self):
-        return Availability.yes()
-
-    @hookimpl
-    def iris_plugin_create(self, request):
-        return Mock(world_size=request.world_size)
+def noted():
+    """The object of a plugin that nothing installs."""
+    names = {}
+    create = "from unittest.mock import Mock; return Mock(world_size=request.world_size)"
+    exec(provider_source("noted", create=create), names)
+    return names["plugin"]
 
 
 class Nameless:
@@ -183,26 +145,25 @@ def test_register_and_unregister(site):
     site.provider("noted")
     registry = site.registry(block=["noted@iris-noted"])  # in whose place it comes
     (blocked,), revision = registry.records(), registry.revision
-    record = registry.register(ALLOCATOR, Noted())
+    record = registry.register(ALLOCATOR, noted())
     assert (record.name, record.distribution, record.state) == ("noted", REGISTERED, PluginState.LOADED)
     assert registry.revision > revision
     assert registry.resolve(ALLOCATOR, "noted") is record
     assert registry.probe(record, CPU)
     assert registry.create(record, REQUEST).world_size == 1
-    with pytest.raises(PluginConflictError, match="noted"):
-        registry.register(ALLOCATOR, Noted())
+    with pytest.raises(errors.PluginConflictError, match="noted"):
+        registry.register(ALLOCATOR, noted())
     registry.unregister(record)
     for words, kind, plugin, name in (
-        ("kind allocator", BACKEND, Noted(), None), ("name is 'noted'", ALLOCATOR, Noted(), "other"),
+        ("kind allocator", BACKEND, noted(), None), ("name is 'noted'", ALLOCATOR, noted(), "other"),
         ("no method marked", ALLOCATOR, object(), None), ("does not say its name", OBSERVER, Nameless(), None),
     ):  # fmt: skip
-        with pytest.raises(PluginLoadError, match=words):
+        with pytest.raises(errors.PluginLoadError, match=words):
             registry.register(kind, plugin, name)
     assert registry.records() == (blocked,)
     assert registry.register(OBSERVER, Nameless(), name="quiet").api == ""
 
 
-# -- observers: told what happens, and harmless when they fail ---------------------------------------------------------
 @table("body", ["raise SystemExit(3)", "raise RuntimeError('in the hook')"])
 def test_one_that_raises_is_reported_once_and_does_not_stop_the_others(site, log, body):
     log.clear()
@@ -244,10 +205,6 @@ def test_notify_follows_blocking(site):
     assert [context for _, context in sys.modules[module].seen] == [1, 2, 4]
 
 
-# -- damaged distributions, and plugins whose code raises or says nonsense --------------------------------------------
-ABSENT = {"iris.allocators": {"bad": "there_is_no_such:plugin"}}
-
-
 def damage(info, file, what):
     """Put something else in the place of a distribution's file: bytes, a folder, a circle of links, or nothing."""
     (info / file).unlink()
@@ -281,7 +238,7 @@ def test_a_damaged_distribution_is_listed_as_broken(site, file, what):
     (bad,) = states.values()
     assert (bad.kind, bad.state) == (ALLOCATOR, PluginState.BROKEN)
     assert f"IRIS_BLOCK={bad.name}" in bad.reason
-    assert isinstance(bad.error, PluginLoadError)
+    assert isinstance(bad.error, errors.PluginLoadError)
 
 
 @table("what", ["a folder", "a circle", "nothing that one may read"])
@@ -305,7 +262,6 @@ def test_entry_points_that_cannot_be_read_are_warned_about_once(site, log, monke
     assert str(info) in warning
 
 
-# -- plugins whose code raises, or says nonsense ----------------------------------------------------------------------
 BODIES = [
     "raise SystemExit(3)", "import sys; sys.exit('stop')", "raise GeneratorExit", "raise StopIteration",
     "raise KeyError('inside')", "raise KeyboardInterrupt", "return None", "return 5", "return Availability('yes')",
@@ -314,29 +270,20 @@ BODIES = [
 ]  # fmt: skip
 
 
-def with_hook(name, hook, body):
-    arguments = {"probe": "self, target", "create": "self, request"}.get(hook, "self")
-    head = f"def iris_plugin_{hook}({arguments}):\n"
-    text = provider_source(name)
-    assert head in text
-    return text.replace(head, f"{head}        {body}\n")
-
-
 @table("hook", ["info", "settings", "probe", "create"])
 @table("body", BODIES)
 def test_whatever_a_hook_raises_or_returns_is_an_error_of_its_plugin_unless_it_is_an_interrupt(site, hook, body):
-    site.provider("bad", source=with_hook("bad", hook, body))
+    arguments = {"probe": "self, target", "create": "self, request"}.get(hook, "self")
+    head = f"def iris_plugin_{hook}({arguments}):\n"
+    assert head in provider_source("bad")
+    site.provider("bad", source=provider_source("bad").replace(head, f"{head}        {body}\n"))
     site.provider("good")
     registry = site.registry()
     record = registry.resolve(ALLOCATOR, "bad")
-    calls = {
-        "info": lambda: registry.load(record),
-        "settings": lambda: registry.settings_class(record),
-        "probe": lambda: registry.probe(record, CPU),
-        "create": lambda: registry.create(record, REQUEST),
-    }
-    with pytest.raises((PluginError, KeyboardInterrupt)) as caught:
-        calls[hook]()
+    use = {"info": "load", "settings": "settings_class"}.get(hook, hook)
+    given = {"probe": [CPU], "create": [REQUEST]}.get(hook, [])
+    with pytest.raises((errors.PluginError, KeyboardInterrupt)) as caught:
+        getattr(registry, use)(record, *given)
     assert isinstance(caught.value, KeyboardInterrupt) == ("Interrupt" in body)
     if "Interrupt" in body:
         return
@@ -347,10 +294,6 @@ def test_whatever_a_hook_raises_or_returns_is_an_error_of_its_plugin_unless_it_i
     assert broken == ({"bad"} if hook != "create" or body == "return None" else set()), body
 
 
-INFO = "devices=frozenset({DeviceType.CPU}), provides=frozenset({Capability.REMOTE_LOAD_STORE})"
-
-
-# -- all of it at once, in a program -----------------------------------------------------------------------------------
 PROGRAM = """
 from iris_core import Iris
 
@@ -372,7 +315,8 @@ ODD_ALGORITHM = """
 
 def test_a_program_opens_and_computes_beside_all_of_it(site):
     (site.install("iris-gone", entry_points={"iris.backends": {"gone": "a:b"}}) / "METADATA").unlink()
-    site.provider("leaves", info=f"{INFO}, priority=10**9", probe="raise SystemExit(3)")
+    first = f"{CPU_ONLY}, provides=frozenset({{Capability.REMOTE_LOAD_STORE}}), priority=10**9"
+    site.provider("leaves", info=first, probe="raise SystemExit(3)")
     site.provider("odd", "COLLECTIVE", create=ODD_ALGORITHM)
     site.provider("quits", "COLLECTIVE", create="raise SystemExit(3)")
     site.provider("unset", "COLLECTIVE", settings="type('S', (PluginSettings,), {'__init__': exit})")

@@ -18,6 +18,7 @@ from iris_core.settings import (
 )
 
 pytestmark = pytest.mark.usefixtures("clean_environment")
+SIZE = "a size is a number of bytes or text such as 64MiB"
 
 
 class Inner(PluginSettings):
@@ -33,7 +34,6 @@ class Sample(PluginSettings):
     numbers: tuple[int, ...] = ()
 
 
-# -- the core's settings ----------------------------------------------------------------------------------------------
 @table(("name", "text", "value"), [
     ("heap_size", "64MiB", 64 << 20), ("heap_size", "1.5GiB", 3 << 29), ("heap_size", "4096", 4096),
     ("allocator", "vmem@iris-allocators", "vmem@iris-allocators"), ("device", "cuda:1", "cuda:1"),
@@ -75,9 +75,6 @@ def test_reductions_are_deterministic_as_torchs_operations_where_nothing_else_is
     assert load_settings().deterministic
 
 
-SIZE = "a size is a number of bytes or text such as 64MiB"
-
-
 @table(("name", "text", "words"), [
     ("HEAP_SIZE", "12 parsecs", SIZE), ("HEAP_SIZE", "0", "equal to 4096"), ("HEAP_SIZE", "-1", SIZE),
     ("LOG_LEVEL", "loud", "choose one of"), ("DEVICE_TIMEOUT", "0", ""), ("DEVICE_TIMEOUT", "inf", ""),
@@ -107,7 +104,6 @@ def test_a_wrong_argument_is_named_with_value_and_source_and_all_wrong_variables
         load_settings()
 
 
-# -- plugins' settings ------------------------------------------------------------------------------------------------
 def test_plugin_environment_options_and_precedence(monkeypatch):
     monkeypatch.setenv("IRIS_MY_SAMPLE__BOUNDS_CHECK", "false")
     monkeypatch.setenv("iris_my_sample__chunk", "1MiB")
@@ -135,7 +131,6 @@ def test_wrong_plugin_variables(monkeypatch, variable, text, complaint):
         load_plugin_settings("s", Sample)
 
 
-# -- unknown variables ------------------------------------------------------------------------------------------------
 @table(("variable", "installed", "words"), [
     ("IRIS_HEAPSIZE", "triton", "IRIS_HEAPSIZE is set, .*; did you mean IRIS_HEAP_SIZE"),
     ("IRIS_ZZZZ", "triton", "known are IRIS_ALLOCATOR, IRIS_BACKEND"), ("IRIS_MY_PLUGIN__X", "my-plugin", None),
@@ -160,7 +155,6 @@ def test_unknown_variables_are_told_with_the_nearest_name(monkeypatch, recwarn, 
     assert not recwarn.list
 
 
-# -- Iris(options=...): every option is checked, and none is ignored without a word -----------------------------------
 def open_with(options):
     Iris("1MiB", device="cpu", allocator="host", backend="triton", options=options).close()
 

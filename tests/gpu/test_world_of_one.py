@@ -12,7 +12,7 @@ pytestmark = pytest.mark.gpu
 def test_kernels_and_torch_work_on_the_same_memory(monkeypatch):
     monkeypatch.setenv("IRIS_DEVICE_TIMEOUT", "30")
     for op in ["load", "put"]:
-        assert run_rma(op, "cuda") == []
+        run_rma(op, "cuda")
     with Iris("64MiB", device="cuda") as ctx:
         a = ctx.full((512, 512), 0.5)
         eye = torch.eye(512, device=ctx.device)

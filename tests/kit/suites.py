@@ -4,13 +4,7 @@ import pytest
 from kit_mutants import growing, heavy, killers, plugins, suite
 from kit_mutants.killers import functions_about
 
-from iris_core.testing import (
-    AllocatorConformance,
-    BackendConformance,
-    CollectiveConformance,
-    PluginConformance,
-    StackConformance,
-)
+from iris_core import testing
 from iris_core.testing.conformance import collective
 from iris_core.types import PluginKind
 
@@ -26,41 +20,39 @@ def enter(base, name, tests, plugin=None, **attributes):
     globals()[f"Test_{name}"] = suite(base, name, tests, **attributes)
 
 
-# -- allocators, and plugins as such ----------------------------------------------------------------------------------
 PASSED = {"test_static_info_is_complete", "test_static_probe_answers_for_every_device", "test_host_size_and_alignment"}
 """What mutants pass, if it is not about their mistakes."""
-OF_ALLOCATORS = tests_of(AllocatorConformance)
+OF_ALLOCATORS = tests_of(testing.AllocatorConformance)
 ABOUT_GROWTH = "test_peers_growth", "test_peers_import_is", "test_host_import"
 """What only allocators that grow and import do; the rest of "vmem" passes in tests/allocators."""
 
 for _name, _plugin in plugins.ALLOCATORS.items():
     _tests = PASSED | functions_about(killers.ALLOCATORS[_name]) if _name in killers.ALLOCATORS else OF_ALLOCATORS
-    enter(AllocatorConformance, _name, _tests, _plugin, num_cycles=20)
+    enter(testing.AllocatorConformance, _name, _tests, _plugin, num_cycles=20)
 for _name, _plugin in plugins.GROWING.items():
     _made = {"heap_nbytes": 4 << 20, "make_importable": pytest.fixture(lambda self: growing.make_importable)}
     _tests = {test for test in OF_ALLOCATORS if test.startswith(ABOUT_GROWTH)}
-    enter(AllocatorConformance, _name, _tests, _plugin, num_cycles=20, **_made)
+    enter(testing.AllocatorConformance, _name, _tests, _plugin, num_cycles=20, **_made)
 for _name, _plugin in {**plugins.PLUGINS, "heavy": heavy.plugin}.items():
     _tests = PASSED | functions_about(killers.PLUGINS[_name])
-    enter(PluginConformance, _name, _tests, _plugin, kind=PluginKind.ALLOCATOR)
+    enter(testing.PluginConformance, _name, _tests, _plugin, kind=PluginKind.ALLOCATOR)
 
-# -- backends, alone and in a stack -----------------------------------------------------------------------------------
-OF_STACKS = {name for name in tests_of(StackConformance) if name.startswith("test_world_")}
+OF_STACKS = {name for name in tests_of(testing.StackConformance) if name.startswith("test_world_")}
 BARRIER = "test_world_device_barrier_of_the_host"
 """What most pass."""
 
 
 def stack(name, backend, tests, allocator="right-allocator", **attributes):
     attributes = {"backend": backend, "allocator": allocator, "num_ranks": 2, **attributes}
-    enter(StackConformance, name, tests, **attributes)
+    enter(testing.StackConformance, name, tests, **attributes)
 
 
 for _name, _plugin in plugins.BACKENDS.items():
-    _tests = tests_of(BackendConformance)
+    _tests = tests_of(testing.BackendConformance)
     if _name in killers.BACKENDS:
         _tests &= {"test_static_info_is_complete"} | functions_about(killers.BACKENDS[_name])
     _cases = pytest.fixture(lambda self, backend: backend.compile_cases()[:1])
-    enter(BackendConformance, _name, _tests, _plugin, cases=_cases)
+    enter(testing.BackendConformance, _name, _tests, _plugin, cases=_cases)
 for _name in plugins.OPTIONAL:
     _passed = {"test_world_wait_that_gives_up" if _name == "open-barrier" else BARRIER}
     stack(_name, _name, functions_about(killers.OPTIONAL[_name]) | _passed)
@@ -72,17 +64,16 @@ for _name in plugins.FAMILIES:
 stack("right-stack", "right-backend", OF_STACKS, num_ranks=3)
 stack("crossed-stack", "right-backend", {BARRIER}, "own-peer", timeout_s=0.3)
 
-# -- collectives ------------------------------------------------------------------------------------------------------
 ALWAYS = {"test_static_protocol", "test_static_info_is_complete"}
 OF_OPS = ALWAYS | {"test_host_supports_always_answers", "test_world_calls"}
 """What shows that an operation is computed right; the rest is the same for all of them."""
 OF_RIGHT = {
-    "right-all-reduce": tests_of(CollectiveConformance),
+    "right-all-reduce": tests_of(testing.CollectiveConformance),
     "right-push": OF_OPS | {"test_world_of_a_group"},
 }
 
 
-class Few(CollectiveConformance):
+class Few(testing.CollectiveConformance):
     """What mistakes and operations are about: an everyday call, no elements and one, other roots, halves, in place."""
 
     @pytest.fixture(autouse=True)
@@ -99,5 +90,5 @@ for _name, _plugin in plugins.COLLECTIVES.items():
         _tests = ALWAYS | functions_about(killers.COLLECTIVES[_name])
     else:
         _tests = OF_RIGHT.get(_name, OF_OPS)
-    _base = CollectiveConformance if _name == "right-all-reduce" else Few
+    _base = testing.CollectiveConformance if _name == "right-all-reduce" else Few
     enter(_base, _name, _tests, _plugin, allocator="host", backend="triton")

@@ -1,7 +1,6 @@
 """gpu_tiers: which tests need how many GPUs, what is skipped, and what is a failure."""
 
 import json
-import os
 import pathlib
 
 import forked
@@ -56,11 +55,9 @@ def tiers(tmp_path, monkeypatch):
     def run(gpus, *arguments, suite=SUITE):
         (tmp_path / "conftest.py").write_text(PRETEND.format(gpus=gpus))
         (tmp_path / "test_suite.py").write_text(suite)
-        options = ["-p", "gpu_tiers", "-p", "no:cacheprovider", "-v", *arguments]
+        options = ["-p", "gpu_tiers", "-v", *arguments]
         options += ["-p", "xdist"] * any(each.startswith("-n") for each in arguments)
-        # no other plugin: to import hypothesis takes longer than all else here
-        environ = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-        done = forked.run(forked.pytest_main, options, cwd=tmp_path, environ=environ)
+        done = forked.run(forked.pytest_main, options, cwd=tmp_path)
         return done.returncode, done.stdout + done.stderr
 
     return run

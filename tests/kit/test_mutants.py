@@ -40,30 +40,25 @@ MAY_SKIP = {"undeclared-capability": ("host_decommit_gives_memory_back",)}
 MAY_SKIP |= dict.fromkeys(COLLECTIVES, _OF_ALL)  # that give every rank something of its own, or reduce nothing
 
 
-def entry_points():
+@pytest.fixture
+def reports(tmp_path):
+    """Returns a function (names of plugins): the outcome by plugin and test."""
+    site = tmp_path / "site"
     points = {
         kind.group: {name: f"kit_mutants.plugins:{plugins.attribute(kind, name)}" for name in named}
         for kind, named in plugins.KINDS.items()
     }
     points["iris.allocators"]["heavy"] = "kit_mutants.heavy:plugin"
-    return points
-
-
-@pytest.fixture
-def reports(tmp_path):
-    """Returns a function (names of plugins): the outcome by plugin and test."""
-    site = tmp_path / "site"
-    install_distribution(site, "iris-kit-mutants", entry_points=entry_points())
+    install_distribution(site, "iris-kit-mutants", entry_points=points)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("IRIS_", "PYTEST_"))}
-    environment["OMP_NUM_THREADS"] = environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
 
     def run(names):
         report = tmp_path / "report.xml"
         classes = [f"{HERE / 'suites.py'}::Test_{name}" for name in sorted(names)]
         # native: pytest's own tracebacks parse the suites' sources again for each failure, and most tests fail here
         options = ["-q", f"--junitxml={report}", "-c", tmp_path / "pytest.ini", "--tb=native"]
-        arguments = [*options, "-p", "no:cacheprovider", "-p", "no:logging", *classes]
+        arguments = [*options, "-p", "no:logging", *classes]
         done = forked.run(forked.pytest_main, arguments, [site, HERE], environ=environment, timeout_s=900.0)
         assert done.returncode == 1, (done.stdout + done.stderr)[-5000:]  # tests failed, and nothing else went wrong
         return read_report(report)

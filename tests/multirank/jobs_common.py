@@ -1,28 +1,20 @@
 """What the jobs share."""
 
-import contextlib
 import os
 import random
 import re
 import sys
 from unittest import mock
 
+from iris_core.errors import IrisError
 from iris_triton.interpreter.entries import read_clock
 from iris_triton.language import asm
 
+NAMING = ("ranks", "missing_ranks", "elsewhere")
 
-@contextlib.contextmanager
+
 def environment(**variables):
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+    return mock.patch.dict(os.environ, variables)
 
 
 def in_language(language, job, *args):
@@ -49,6 +41,23 @@ def said_by(call, *arguments, **named):
 def kind_of(call, *arguments, **named):
     """The type of the error that a call raises; empty if none."""
     return said_by(call, *arguments, **named).partition(":")[0]
+
+
+def refusal(call, kinds=IrisError):
+    """What a call raises, as (kind, ranks that it names, text with notes)."""
+    try:
+        call()
+    except kinds as error:
+        of_a_wait = () if getattr(error, "peer", None) is None else (error.peer,)
+        named = next(filter(None, (getattr(error, name, ()) for name in NAMING)), of_a_wait)
+        return type(error).__name__, tuple(named), "\n".join([str(error), *getattr(error, "__notes__", ())])
+    return "nothing", (), ""
+
+
+def finish(work):
+    """Wait for a call that may have returned a handle."""
+    if work is not None:
+        work.wait()
 
 
 def unlike(*rows):

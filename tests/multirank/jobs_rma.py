@@ -117,20 +117,15 @@ def where(ctx, form: str) -> tuple:
     return ctx.get_heap_bases(), ctx.get_device_context(), ctx.cur_rank, ctx.num_ranks if form == "method" else None
 
 
-# -- loads, stores and copies -----------------------------------------------------------------------------------------
 def values(rank: int, dtype: torch.dtype) -> torch.Tensor:
     """Distinct per rank and position."""
     numbers = (torch.arange(4 * BLOCK) * 7 + rank * 31) % 120 - 60
     return numbers > 0 if dtype is torch.bool else numbers.to(dtype)
 
 
-def bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.view(torch.uint8)
-
-
-def run_rma(op: str, device: str = "cpu") -> list[str]:
-    """Try an operation in all dtypes, masks, hints and both forms; return what went wrong."""
-    problems, launches = [], []
+def run_rma(op: str, device: str = "cpu") -> None:
+    """Try an operation in all dtypes, masks, hints and both forms."""
+    launches = []
     with Iris("8MiB", device=device) as ctx:
         rank, world = ctx.cur_rank, ctx.num_ranks
         half = (world + 1) // 2
@@ -143,7 +138,7 @@ def run_rma(op: str, device: str = "cpu") -> list[str]:
             out = torch.empty(4 * BLOCK, dtype=dtype, device=ctx.device)
             forms = ("function", "method")[dtype in more :]
             if device == "cpu":  # where the kit calls both, with one type
-                forms = forms[(number + len(op)) % len(forms) :][:1]
+                forms = [forms[(number + len(op)) % len(forms)]]
             for form in forms:
                 args = *api_of(op, form), x, y, out, *where(ctx, form), (rank + half) % world, (rank + 1) % world, NUMEL
                 for variant in variants(device):
@@ -160,11 +155,9 @@ def run_rma(op: str, device: str = "cpu") -> list[str]:
             if variant["masked"]:
                 expected[NUMEL:] = 7 if op == "load" else -3
             found = (out if op == "load" else y).cpu()
-            if not torch.equal(bits(found), bits(expected)):
-                wrong = int((found.float() != expected.float()).sum())
-                problems.append(f"rank {rank}: {op} {Context} {x.dtype} {variant}: {wrong} wrong")
+            case = op, Context, x.dtype, variant, found.float() != expected.float()
+            assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8)), case
         ctx.barrier()
-    return problems
 
 
 def variants(device: str):
@@ -176,7 +169,6 @@ def variants(device: str):
         yield {"masked": True, "hint": 16}
 
 
-# -- atomics ----------------------------------------------------------------------------------------------------------
 def before(rank: int, dtype: torch.dtype) -> torch.Tensor:
     return ((torch.arange(LANES) * 5 + rank * 3) % 40 - 20).to(dtype)
 
@@ -189,12 +181,12 @@ def array(tensor: torch.Tensor) -> np.ndarray:
     return (tensor.double() if tensor.dtype.is_floating_point else tensor).cpu().numpy()
 
 
-def run_atomic(op: str, device: str = "cpu", orders_of_all_dtypes: bool = False) -> list[str]:
-    """Try an atomic in all dtypes, masks and both forms, and with every sem and scope; return what went wrong.
+def run_atomic(op: str, device: str = "cpu", orders_of_all_dtypes: bool = False) -> None:
+    """Try an atomic in all dtypes, masks and both forms, and with every sem and scope.
 
     Each sem and scope is tried with the first dtype alone unless they are `orders_of_all_dtypes`.
     """
-    problems, launches = [], []
+    launches = []
     with Iris("4MiB", device=device) as ctx:
         rank, world = ctx.cur_rank, ctx.num_ranks
         peer, pred = (rank + 1) % world, (rank - 1) % world
@@ -222,12 +214,10 @@ def run_atomic(op: str, device: str = "cpu", orders_of_all_dtypes: bool = False)
             kernel[(1,)](*args, **variant)
             ctx.barrier()
             wanted = np.where(even, v, base) if op == "cas" else ORACLE[op](base, v)
-            for found, right in ((cells, np.where(changed, wanted, base)), (old, np.where(changed, there, compare))):
-                if not np.array_equal(array(found), right):
-                    what = f"{'cells' if found is cells else 'returned'} {found.tolist()} instead of {right.tolist()}"
-                    problems.append(f"rank {rank}: atomic_{op} {Context} {dtype} {variant}: {what}")
+            case = op, Context, dtype, variant
+            assert array(cells).tolist() == np.where(changed, wanted, base).tolist(), case
+            assert array(old).tolist() == np.where(changed, there, compare).tolist(), case
         ctx.barrier()
-    return problems
 
 
 def orders_of(op: str, orders: bool):
@@ -240,7 +230,6 @@ def orders_of(op: str, orders: bool):
 
 
 def run_contention(dtype_name: str, rounds: int, programs: int, device: str = "cpu") -> list[float]:
-    """All ranks hammer the same cells."""
     with Iris("4MiB", device=device) as ctx:
         cells = ctx.zeros(2, dtype=getattr(torch, dtype_name))
         ctx.barrier()

@@ -9,7 +9,7 @@ from iris_core.world.rendezvous import Folder
 HANG_S = 600.0  # bounds a hang, and says nothing about how long anything takes
 
 
-class Processes:
+class Processes(contextlib.AbstractContextManager):
     """Processes that send what they find; all are gone at the end."""
 
     def __init__(self, server):
@@ -37,9 +37,6 @@ class Processes:
         except EOFError:
             process.join(HANG_S)
             raise AssertionError(f"process {index} ended with exit code {process.exitcode}") from None
-
-    def __enter__(self):
-        return self
 
     def __exit__(self, *args):
         for process, pipe in self.started:

@@ -1,14 +1,17 @@
 """Exchanges between hosts: every kind and size; ranks that are in different ones are told, and can go on."""
 
+import contextlib
 import gc
 import os
 import random
 import re
 import threading
 import time
+from unittest import mock
 
 import pytest
 import torch
+from jobs_common import refusal
 
 from iris_core import Iris
 from iris_core.errors import IrisError
@@ -18,46 +21,33 @@ from iris_core.types import Segment
 from iris_core.world import connect, rendezvous
 
 
-def attempt(call):
-    """What a call raises, as (kind, ranks, text)."""
-    try:
-        call()
-    except IrisError as error:
-        ranks = getattr(error, "ranks", ()) or getattr(error, "missing_ranks", ())
-        return type(error).__name__, tuple(ranks), str(error)
-    return "nothing", (), ""
+def in_world(job, *args):
+    """Run a job in a world, which is closed behind it."""
+    with contextlib.closing(connect(None, 30.0)) as world:
+        return job(world, *args)
 
 
-def exchanges():
-    """All kinds, small and large; what was wrong."""
-    world = connect(None, 30.0)
-    rank, size, wrong = world.rank, world.world_size, []
+def exchanges(world):
+    """All kinds, small and large."""
+    rank, size = world.rank, world.world_size
     for number in (0, 1, 14, 15, 40):
         rows = world.all_gather_ints([rank - (1 << 62)] * number)
-        if rows != [(r - (1 << 62),) * number for r in range(size)]:
-            wrong.append(f"{number} integers: {rows}")
+        assert rows == [(r - (1 << 62),) * number for r in range(size)]
     for length in (0, 90, 113, 5000, 3 << 20):  # the last one is more than a socket holds
-        if world.all_gather_object(["\xff" * (length + rank)]) != [["\xff" * (length + r)] for r in range(size)]:
-            wrong.append(f"objects of {length}")
-        if world.broadcast_object(b"\0" * length + bytes([rank]), size - 1) != b"\0" * length + bytes([size - 1]):
-            wrong.append(f"broadcast of {length}")
+        assert world.all_gather_object(["\xff" * (length + rank)]) == [["\xff" * (length + r)] for r in range(size)]
+        given = b"\0" * length + bytes([rank])
+        assert world.broadcast_object(given, size - 1) == b"\0" * length + bytes([size - 1])
     world.barrier()
-    world.close()
-    return wrong
 
 
-def out_of_step(pair):
+def out_of_step(world, pair):
     """What ranks are told that are in different exchanges; afterwards they can go on."""
-    world = connect(None, 30.0)
     calls = {
         "two": lambda: world.all_gather_ints([1, 2]), "three": lambda: world.all_gather_ints([1, 2, 3]),
         "object": lambda: world.all_gather_object("x" * 500), "broadcast": lambda: world.broadcast_object("x", 0),
         "another root": lambda: world.broadcast_object("x", 1), "barrier": world.barrier,
     }  # fmt: skip
-    said = attempt(calls[pair[world.rank % 2]])
-    after = world.all_gather_object(world.rank)
-    world.close()
-    return said, after
+    return refusal(calls[pair[world.rank % 2]]), world.all_gather_object(world.rank)
 
 
 class Stubborn:
@@ -68,10 +58,8 @@ class Stubborn:
 def broadcast_what_cannot_be_sent():
     """One rank's object refuses to be pickled: all raise, and can go on."""
     with Iris("1MiB", device="cpu") as ctx:
-        try:
-            ctx.broadcast(Stubborn(), src=1)
-        except (IrisError, RuntimeError) as error:
-            return type(error).__name__, str(error), ctx.broadcast(7, src=1)
+        kind, _, text = refusal(lambda: ctx.broadcast(Stubborn(), src=1), (IrisError, RuntimeError))
+        return kind, text, ctx.broadcast(7, src=1)
 
 
 def different_calls():
@@ -79,44 +67,35 @@ def different_calls():
     with Iris("1MiB", device="cpu") as ctx:
         a, out = torch.ones(8, 8), ctx.zeros(8, 8)
         multiply = lambda: ctx.ops.matmul_all_reduce(out, a, a)
-        said = attempt(ctx.barrier if ctx.cur_rank == 1 else multiply)
+        said = refusal(ctx.barrier if ctx.cur_rank == 1 else multiply)
         ctx.barrier()
         multiply()
         ctx.barrier()
         return said, out.unique().tolist()
 
 
-def wait_for(folder, *names):
-    """Wait until others have made these files: for what no exchange may tell."""
-    while not {*names} <= {*os.listdir(folder)}:
-        time.sleep(0.01)
-
-
-def late(folder):
+def late(world, folder):
     """Rank 1 is in a world that rank 0 is not waiting in, and rank 2 in none; what ranks 0 and 1 are told."""
-    world = connect(None, 30.0)
     rank = world.rank
     world.barrier()
     said = None
     if rank < 2:
         world.timeout_s = 1.0
         members = (0, 2, 1) if rank == 0 else (1, 0)
-        said = attempt(world.subworld(members).barrier)
+        said = refusal(world.subworld(members).barrier)
         world.timeout_s = 30.0
         (folder / str(rank)).touch()
-    else:
-        wait_for(folder, "0", "1")
+    while not {"0", "1"} <= {*os.listdir(folder)}:  # which no exchange may tell rank 2
+        time.sleep(0.01)
     world.barrier()  # all come here, and are in step again
     if rank < 2:
         world.subworld((1, 0)).barrier() if rank == 0 else None  # where rank 1 has been already
     world.barrier()
-    world.close()
     return said
 
 
-def threads():
+def threads(world):
     """Rank 1 waits in one exchange of each of two threads."""
-    world = connect(None, 30.0)
     pair, other = world.subworld((0, 1)), world.subworld((1, 0))
     if world.rank == 0:
         pair.barrier()  # rank 1 comes here in its thread, while it waits in `other`
@@ -126,16 +105,13 @@ def threads():
         thread.start()
         other.barrier()
         thread.join()
-    world.close()
-    return "passed"
 
 
-def stress(seed, calls):
-    """Many groups, with ranks that are late by anything; descriptors now and then.  Returns what was wrong."""
-    world = connect(None, 60.0)
+def stress(world, seed, calls):
+    """Many groups, with ranks that are late by anything; descriptors now and then."""
+    world.timeout_s = 60.0
     rank, size = world.rank, world.world_size
     shared, own = random.Random(seed), random.Random(seed + 1 + rank)
-    wrong = []
     for call in range(calls):
         members = tuple(shared.sample(range(size), shared.randint(2, size)))
         kind = shared.randrange(4)
@@ -147,20 +123,16 @@ def stress(seed, calls):
         if kind == 0:
             part.barrier()
         elif kind == 1:
-            if part.all_gather_ints([rank, call]) != [(member, call) for member in members]:
-                wrong.append(call)
+            assert part.all_gather_ints([rank, call]) == [(member, call) for member in members]
         elif kind == 2:
-            if part.all_gather_object("x" * 300 + str(rank)) != ["x" * 300 + str(each) for each in members]:
-                wrong.append(call)
+            assert part.all_gather_object("x" * 300 + str(rank)) == ["x" * 300 + str(each) for each in members]
         else:
-            wrong += [(call, each) for each in pass_descriptors(part, members)]
+            pass_descriptors(part, members)
     world.barrier()
-    world.close()
-    return wrong
 
 
 def pass_descriptors(part, members, each=lambda rank: rank % 3):
-    """Every member sends some descriptors; returns of whom they were not right."""
+    """Every member sends some descriptors."""
     rank = members[part.rank]
     mine = []
     for index in range(each(rank)):
@@ -168,36 +140,28 @@ def pass_descriptors(part, members, each=lambda rank: rank % 3):
         os.write(mine[-1], f"{rank} {index}".encode())
     segments = [Segment(index, 1, bytes([rank]), fd) for index, fd in enumerate(mine)]
     got = part.exchange_segments([*segments, Segment(9, 9, b"plain")])
-    wrong = []
-    for index, row in enumerate(got):
-        contents = [os.pread(each.fd, 99, 0).decode() for each in row[:-1]]
-        right = [f"{members[index]} {number}" for number in range(each(members[index]))]
-        for_children = any(os.get_inheritable(each.fd) for each in row[:-1])
-        if contents != right or for_children or row[-1] != Segment(9, 9, b"plain"):
-            wrong.append((members[index], contents))
+    for index, (*row, plain) in enumerate(got):
+        contents = [(os.pread(each.fd, 99, 0).decode(), os.get_inheritable(each.fd)) for each in row]
+        assert contents == [(f"{members[index]} {number}", False) for number in range(each(members[index]))]
+        assert plain == Segment(9, 9, b"plain")
         if index != part.rank:
-            for segment in row[:-1]:
+            for segment in row:
                 os.close(segment.fd)
     for fd in mine:
         os.close(fd)
-    return wrong
 
 
-def many_descriptors():
+def many_descriptors(world):
     """More than one message holds; none of them stays."""
-    world = connect(None, 30.0)
     gc.collect()  # earlier jobs may have left descriptors to the collector
     before = num_descriptors()
-    wrong = pass_descriptors(world, tuple(range(world.world_size)), lambda rank: (0, 1, 450)[rank])
-    after = num_descriptors()
-    world.close()
-    return wrong, after - before
+    pass_descriptors(world, tuple(range(world.world_size)), lambda rank: (0, 1, 450)[rank])
+    assert num_descriptors() == before
 
 
 def open_and_close(times, refused):
     """What is said where rank 1 refuses to open worlds, or may not, and how many more descriptors are open then."""
     said, kept, before = set(), [], 0
-    look = rendezvous.Opening._look_after
 
     def refuse(*_):
         raise OSError(24, "Too many open files")
@@ -209,13 +173,10 @@ def open_and_close(times, refused):
         world.close()
         kept.append(world)
 
+    refuses = mock.patch.object(rendezvous.Opening, "_look_after", refuse)
     for number in range(times + 2):
-        if refused and int(os.environ["RANK"]) == 1:
-            rendezvous.Opening._look_after = refuse
-        try:
-            said.add(attempt(use)[::2])
-        finally:
-            rendezvous.Opening._look_after = look
+        with refuses if refused and int(os.environ["RANK"]) == 1 else contextlib.nullcontext():
+            said.add(refusal(use)[::2])
         if number == 1:
             gc.collect()  # earlier jobs may have left descriptors to the collector
             before = num_descriptors()
@@ -227,7 +188,6 @@ def num_descriptors():
     return sum(" socket:" not in each for each in oracle.open_descriptors())
 
 
-# -- tests -------------------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def plain_pool():
     """Ranks without torch.distributed."""
@@ -242,7 +202,7 @@ def any_pool(request):
 
 
 def test_every_kind_and_size(any_pool):
-    assert any_pool.run(exchanges, 3) == [[], [], []]
+    any_pool.run(in_world, 3, exchanges)
 
 
 @pytest.mark.parametrize("pair", [
@@ -250,7 +210,7 @@ def test_every_kind_and_size(any_pool):
     ("broadcast", "another root"),
 ])  # fmt: skip
 def test_ranks_in_different_exchanges(plain_pool, pair):
-    for (kind, _, text), after in plain_pool.run(out_of_step, 2, pair):
+    for (kind, _, text), after in plain_pool.run(in_world, 2, out_of_step, pair):
         assert kind == "RankMismatchError"
         assert "rank 0" in text
         assert "rank 1" in text
@@ -273,7 +233,7 @@ def test_ranks_in_different_calls_of_a_context(pool):
 
 
 def test_time_outs_name_the_missing_ranks_and_say_where_the_others_are(plain_pool, tmp_path):
-    first, second, third = plain_pool.run(late, 3, tmp_path)
+    first, second, third = plain_pool.run(in_world, 3, late, tmp_path)
     assert first[:2] == ("CollectiveTimeoutError", (1, 2))
     assert "rank 0 waits in barrier(), among ranks 0, 2, 1\n" in first[2]
     assert "rank 1 waits in barrier(), among ranks 1, 0\n" in first[2]
@@ -283,17 +243,17 @@ def test_time_outs_name_the_missing_ranks_and_say_where_the_others_are(plain_poo
 
 
 def test_exchanges_of_several_threads(plain_pool):
-    assert plain_pool.run(threads, 2) == ["passed"] * 2
+    plain_pool.run(in_world, 2, threads)
 
 
 @pytest.mark.parametrize("num_ranks", [pytest.param(3, marks=pytest.mark.exhaustive), 4])
 def test_groups_in_any_order_with_random_delays(plain_pool, some, num_ranks):
     calls = len(some(range(1500), 5))
-    assert plain_pool.run(stress, num_ranks, 7, calls) == [[]] * num_ranks
+    plain_pool.run(in_world, num_ranks, stress, 7, calls)
 
 
 def test_more_descriptors_than_one_message_holds(plain_pool):
-    assert plain_pool.run(many_descriptors, 3) == [([], 0)] * 3
+    plain_pool.run(in_world, 3, many_descriptors)
 
 
 @pytest.mark.parametrize("refused", [False, True])

@@ -11,11 +11,13 @@ import subprocess
 import sys
 import tempfile
 import threading
+from unittest import mock
 
 import pytest
 import torch
 import triton
 import triton.language as tl
+from jobs_common import refusal
 from rank_processes import HANG_S, Processes, wait_until
 
 import iris_triton as iris
@@ -39,13 +41,10 @@ def leave():
     sys.exit(EXIT_CODE)
 
 
-def break_off():
-    raise Broken
-
-
 FAULTS = {
     "killed": lambda: os.kill(os.getpid(), signal.SIGKILL), "stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP),
-    "exiting": leave, "raising": break_off, "interrupted": lambda: signal.raise_signal(signal.SIGINT),
+    "exiting": leave, "raising": mock.Mock(side_effect=Broken),
+    "interrupted": lambda: signal.raise_signal(signal.SIGINT),
 }  # fmt: skip
 OWN = {"raising": "Broken", "interrupted": "KeyboardInterrupt"}
 """What a rank raises to which something happens."""
@@ -159,16 +158,11 @@ def suffer(tell, phase, fault, victim, share, folder):
     bound = (SHORT_S if short else OPENING_S) if phase == "opening" else LONG_S
     wait_s = SHORT_S if short and phase == "kernel" else LONG_S
     device = {"device_timeout": SHORT_S} if short and phase == "collective" else {}
-    kind, named, text = "nothing", (), ""
-    try:
-        live(step, shorten, barrier_timeout=bound, options={"triton": {"cpu_timeout": wait_s}}, **device)
-    except (IrisError, Broken, KeyboardInterrupt) as error:
-        named = getattr(error, "ranks", ()) or getattr(error, "missing_ranks", ()) or getattr(error, "elsewhere", ())
-        named = named or ((error.peer,) if getattr(error, "peer", None) is not None else ())
-        kind, text = type(error).__name__, "\n".join([str(error), *getattr(error, "__notes__", ())])
+    how = {"barrier_timeout": bound, "options": {"triton": {"cpu_timeout": wait_s}}, **device}
+    kind, named, text = refusal(lambda: live(step, shorten, **how), (IrisError, Broken, KeyboardInterrupt))
     if rank == victim and fault == "exiting":  # a plugin's exit is an error of the plugin
         leave()
-    tell((kind, tuple(named), text, tuple(warned), +(held() - before)))
+    tell((kind, named, text, tuple(warned), +(held() - before)))
     tell(renew(folder, rank, int(os.environ["WORLD_SIZE"])))
 
 
@@ -182,7 +176,6 @@ def replace(tell, folder, rank, num_ranks):
     tell(renew(folder, rank, num_ranks))
 
 
-# -- tests -------------------------------------------------------------------------------------------------------------
 SIZE = 3
 SEEDS = 5
 WATCHDOG = "thread iris-watchdog", "mapping /memfd:iris-status", "descriptor /memfd:iris-status"
@@ -198,9 +191,7 @@ def one_fault(server, phase, fault, seed):
     chosen = random.Random(f"{phase} {fault} {seed}")
     victim, share = chosen.randrange(SIZE), chosen.random()
     with tempfile.TemporaryDirectory() as base, Processes(server) as ranks:
-        first, second = os.path.join(base, "first"), os.path.join(base, "second")
-        os.mkdir(first, 0o700)
-        os.mkdir(second, 0o700)
+        first, second = (tempfile.mkdtemp(dir=base) for _ in range(2))
         ranks.start_ranks(first, SIZE, suffer, phase, fault, victim, share, second)
         indices = list(range(SIZE))
         said = {rank: ranks.answer(rank) for rank in range(SIZE) if rank != victim}
@@ -255,7 +246,6 @@ def test_what_happens_to_one_rank(server, request, phase, fault):
     wait_until(lambda: not new & shared())  # other tests' come and go
 
 
-# -- launchers --------------------------------------------------------------------------------------------------------
 LAUNCHER = """
 import os, sys, time
 if __name__ != "__main__":  # a rank imports this file, and does not end by itself

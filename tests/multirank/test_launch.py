@@ -34,8 +34,7 @@ def test_the_cause_is_shown_not_its_consequences():
     """Ranks whose job needs no torch have none."""
     with pytest.raises(RankError, match="deliberate, on 1, without torch") as caught:
         iris_core.run(jobs.raise_on, 2, 1)
-    assert caught.value.rank == 1
-    assert left_behind() == []
+    assert (caught.value.rank, left_behind()) == (1, [])
 
 
 @table(("file", "num_ranks"), [
@@ -127,6 +126,5 @@ def test_functions_and_kernels_of_a_notebook():
     environ = {**os.environ, "IRIS_DEVICE": "cpu"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=environ)
     first, second, third = done.stdout.splitlines() or [done.stderr, "", ""]
-    assert first == "[11.0, 10.0]"
-    assert second == "[12.0, 11.0]"
+    assert (first, second) == ("[11.0, 10.0]", "[12.0, 11.0]")
     assert re.match(r"functools.partial\(.*\) or an argument is none that a new process can import", third)

@@ -5,6 +5,7 @@ import contextlib
 import errno
 import json
 import os
+import pathlib
 import resource
 import socket
 import struct
@@ -16,6 +17,7 @@ import pytest
 from rank_processes import HANG_S, Processes, wait_until
 
 from iris_core.errors import IrisError
+from iris_core.types import Segment
 from iris_core.world import connect, rendezvous
 from iris_core.world.rendezvous import Folder
 
@@ -24,16 +26,13 @@ def open_late(tell, go, limit):
     """Open a world with few descriptors, the last rank when there is a file, and use it; tell what it has seen."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     if os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1):
-        with open(f"{go}.asked", "w"):
-            pass
+        pathlib.Path(f"{go}.asked").touch()
         while not os.path.exists(go):
             time.sleep(0.02)
     world = connect(None, 60.0)
     seen = world.all_gather_object(world.rank)
     fd = os.memfd_create("mine")
     os.write(fd, b"%d" % world.rank)
-    from iris_core.types import Segment
-
     rows = world.exchange_segments([Segment(0, 1, b"", fd)])
     seen += [os.pread(row[0].fd, 9, 0).decode() for row in rows]
     world.barrier()
@@ -100,7 +99,6 @@ def flood(folder, cards, number):
     return found, errors
 
 
-# -- tests -------------------------------------------------------------------------------------------------------------
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 
@@ -115,19 +113,15 @@ def test_strangers_get_nothing_and_disturb_nothing(server, uid, let_in):
         processes.start_ranks(folder, 3, open_late, f"{folder}/go", 256)
         ready = ("card.1.0", "card.1.1", "go.asked")
         wait_until(lambda: all(os.path.exists(f"{folder}/{name}") for name in ready))
-        cards = []
-        for rank in (0, 1):
-            with open(f"{folder}/card.1.{rank}") as file:
-                cards.append(json.load(file))
-            if let_in:
-                os.chmod(f"{folder}/{cards[-1]['socket']}", 0o777)
+        cards = [json.loads(pathlib.Path(folder, f"card.1.{rank}").read_text()) for rank in (0, 1)]
         if let_in:
             os.chmod(folder, 0o711)
+            for card in cards:
+                os.chmod(f"{folder}/{card['socket']}", 0o777)
         processes.start(stranger_main, uid, flood, folder, cards, 500)
         found, errors = processes.answer(3)
         os.chmod(folder, 0o700)
-        with open(f"{folder}/go", "w"):
-            pass
+        pathlib.Path(folder, "go").touch()
         assert found <= {b""}
         if not let_in:
             assert errors == {"EACCES"}

@@ -64,7 +64,6 @@ def run_serve(rounds: int, shared_file: str, device: str = "cpu") -> list[int]:
         return out[:, 0].tolist()
 
 
-# -- waits for good, and for a slow rank -------------------------------------------------------------------------------
 @triton.jit
 def token_kernel(context, flags, turn, rank, world: tl.constexpr, STARTS: tl.constexpr):
     """Pass a token round: each rank waits for the one before, and the first one starts, or not."""
@@ -106,7 +105,6 @@ def tokens(seed, turns, bad):
         return said, int(flags.item())
 
 
-# -- tests -------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(*languages(rank_counts(3, seldom=[2, 4])))
 def test_whoever_comes_is_served(pool, language, num_ranks, device, tmp_path):
     """With ranks that are late at random: what was signalled is there behind wait_any, load_acquire and test."""

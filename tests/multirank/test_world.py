@@ -9,7 +9,6 @@ from iris_core import Iris
 
 
 def opens_differently(first: dict[str, str], others: dict[str, str]) -> str:
-    """Rank 0 and the others open with different options."""
     return said_by(lambda: Iris(**{"heap_size": "1MiB", **(others if dist.get_rank() else first)}))
 
 
@@ -27,7 +26,6 @@ def subgroups(device: str) -> tuple[int, int, float, str]:
 
 
 def another_default_device(device: str) -> list[float]:
-    """torch's default device is not the context's; the exchanges between hosts stay on the CPU."""
     torch.set_default_device("meta")
     try:
         with Iris("1MiB", device=device) as ctx:
@@ -38,7 +36,6 @@ def another_default_device(device: str) -> list[float]:
         torch.set_default_device(None)
 
 
-# -- tests -------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("num_ranks", [3])
 def test_what_differs_or_fails_on_one_rank_is_told_to_the_others(pool, num_ranks, device):
     results = pool.run(opens_differently, num_ranks, {"device": device, "heap_size": "2MiB"}, {"device": device})

@@ -6,13 +6,13 @@ import time
 import torch
 import triton
 import triton.language as tl
-from jobs_common import unlike
+from jobs_common import refusal, unlike
 from jobs_nodes import divided  # noqa: F401 - for tests/multigpu
 
 import iris_triton as iris
 from iris_core import Iris
 from iris_core.device.context_words import NETWORK_WORDS
-from iris_core.errors import IrisError, UnsupportedError
+from iris_core.errors import UnsupportedError
 from iris_triton.language import gin
 from iris_triton.testing.selftest import self_test
 
@@ -24,7 +24,6 @@ def opened(device, delay=0.002):
     return Iris("8MiB", device=device, allocator="nccl", options={"nccl": {"emulated_delay": delay}})
 
 
-# -- random exchanges -------------------------------------------------------------------------------------------------
 @triton.jit
 def exchange(
     data, box, flags, places, wrong, context, to, source, turns, rank: tl.constexpr, world: tl.constexpr,
@@ -81,7 +80,6 @@ def exchanges(device, turns, distance, form="put_signal", seed=0, delay=0.0005, 
         return int(wrong)
 
 
-# -- what is refused --------------------------------------------------------------------------------------------------
 @triton.jit
 def touch(x, y, flags, context, to, rank: tl.constexpr, world: tl.constexpr, WHAT: tl.constexpr):
     ctx = iris.DeviceContext.initialize(context, rank, world)
@@ -126,37 +124,28 @@ REFUSED = {
 
 
 def refusals():
-    """What each wrong access to another node says, without those that say what they should."""
+    """Each wrong access to another node says what it is and where, and changes nothing."""
     with opened("cpu") as ctx:
         me, world = ctx.cur_rank, ctx.num_ranks
         x, y, flags = ctx.zeros(64), ctx.zeros(64), ctx.zeros(2, dtype=torch.int64)
         gone = ctx.zeros(64)
         ctx.free(gone)
         ctx.barrier()
-        wrong = []
         for what, part in REFUSED.items():
             source = {"source": torch.zeros(64), "freed": gone}.get(what, x)
             target = torch.zeros(64) if what == "target" else y
             options = {} if what == "not linked" else ctx.launch_options()
-            try:
-                touch[(1,)](
-                    source, target, flags, ctx.get_device_context(), (me + 1) % world, me, world, what, **options
-                )
-            except IrisError as error:
-                said = "\n".join([str(error), *error.__notes__])
-                if part not in said or "kernel 'touch'" not in said or f"rank {me} of {world}" not in said:
-                    wrong.append((what, said))
-            else:
-                wrong.append((what, "nothing"))
+            arguments = source, target, flags, ctx.get_device_context(), (me + 1) % world, me, world, what
+            *_, said = refusal(lambda arguments=arguments, options=options: touch[(1,)](*arguments, **options))
+            assert all(each in said for each in (part, "kernel 'touch'", f"rank {me} of {world}")), (what, said)
         words = ctx.get_device_context()[-NETWORK_WORDS:].tolist()
         ctx.tracing.enable()  # which leaves the words of the network as they are
-        if ctx.get_device_context()[-NETWORK_WORDS:].tolist() != words or len(set(words) - {0}) != 2:
-            wrong.append(("words", words))
+        assert ctx.get_device_context()[-NETWORK_WORDS:].tolist() == words
+        assert len(set(words) - {0}) == 2
         ctx.barrier()
-        return wrong, float(x.sum() + y.sum()), flags.tolist()
+        assert (x.any(), y.any(), flags.tolist()) == (False, False, [0, 0])
 
 
-# -- flags of both kinds ----------------------------------------------------------------------------------------------
 @triton.jit
 def tell_all(flags, total, context, far, near, rank: tl.constexpr, world: tl.constexpr, SIZE: tl.constexpr):
     """Several programs add to one word of every rank on another node, and to one of every rank on theirs."""
@@ -210,9 +199,7 @@ def put_shapes(dtype):
         x, y = ctx.as_symmetric(had(me)), ctx.zeros(512, dtype=dtype)
         flags = ctx.zeros(2, dtype=torch.int64)
         ctx.barrier()
-        shapes[(1,)](
-            x, y, flags, ctx.get_device_context(), (me + 2) % world, me, world, **ctx.launch_options()
-        )  # fmt: skip
+        shapes[(1,)](x, y, flags, ctx.get_device_context(), (me + 2) % world, me, world, **ctx.launch_options())
         ctx.barrier()
         expected = torch.zeros(512, dtype=dtype)
         far, near = had((me + 2) % world), had(me ^ 1)
@@ -228,7 +215,6 @@ def without_network(allocator):
         return ctx.launch_options(), ctx.get_device_context().numel() - ctx.num_ranks
 
 
-# -- the host's own ---------------------------------------------------------------------------------------------------
 def host_rounds(device, rounds, distance, delay=0.002):
     """Each rank puts to the one at a distance and takes from it, with delays.
 
@@ -295,7 +281,6 @@ def host_refusals(allocator):
         return wrong, int(word), x.unique().tolist()
 
 
-# -- GPUs -------------------------------------------------------------------------------------------------------------
 def same_node():
     """What the backend's self-test says of all pairs, and how many elements of a sum are wrong."""
     with Iris("256MiB", device="cuda", allocator="nccl") as ctx:

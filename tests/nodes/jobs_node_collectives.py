@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from ccl_cases import OPS, PLACES, Case, moving_cases, place_cases, reducing_cases, shape_cases, way_cases
 from jobs_ccl import run_cases
-from jobs_common import said_by, unlike
+from jobs_common import finish, said_by, unlike
 from jobs_nodes import die
 from ops_cases import Case as Product
 
@@ -120,21 +120,21 @@ def collectives(members, which, every=1, start=0, turns=2, device="cpu"):
 
 
 def captured():
-    """Replay graphs of collectives by levels, with new values each time; return which of them are wrong."""
-    wrong = []
+    """Replay graphs of collectives by levels, with new values each time."""
     with small_chunks(), Iris("64MiB", device="cuda") as ctx:
         size, me = ctx.num_ranks, ctx.cur_rank
         parts = ctx.empty(size, 3000)
         out, gathered, mine = ctx.empty(size, 3000), ctx.empty(size, size, 3000), ctx.empty(3000)
         config = Config(algorithm="hierarchical")
         calls = {
-            "all_reduce": partial(ctx.ccl.all_reduce, out, parts, config=config),
-            "all_gather": partial(ctx.ccl.all_gather, gathered, parts, config=config),
-            "reduce_scatter": partial(ctx.ccl.reduce_scatter, mine, parts, config=config),
-            "all_to_all": partial(ctx.ccl.all_to_all, out, parts, config=config),
+            "all_reduce": (out, lambda everyone: everyone.sum(0)),
+            "all_gather": (gathered, lambda everyone: everyone),
+            "reduce_scatter": (mine, lambda everyone: everyone.sum(0)[me]),
+            "all_to_all": (out, lambda everyone: everyone[:, me]),
         }
         numbers = torch.arange(size * 3000, device=parts.device).view(size, 3000) % 11
-        for op, call in calls.items():
+        for op, (found, wanted) in calls.items():
+            call = partial(getattr(ctx.ccl, op), found, parts, config=config)
             call()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # NCCL's threads ask the driver, too
@@ -143,14 +143,9 @@ def captured():
                 everyone = torch.stack([numbers + (rank + 1) * (turn + 2) for rank in range(size)]).float()
                 parts.copy_(everyone[me])
                 graph.replay()
-                whole = everyone.sum(0)
-                wanted = {"all_reduce": whole, "all_gather": everyone, "reduce_scatter": whole[me]}
-                found = {"all_gather": gathered, "reduce_scatter": mine}.get(op, out)
-                if not torch.equal(found, wanted.get(op, everyone[:, me])):
-                    wrong.append((op, turn))
+                assert torch.equal(found, wanted(everyone)), (op, turn)
                 ctx.barrier()
             graph.reset()
-    return wrong
 
 
 def collectives_of_all(every):
@@ -211,10 +206,9 @@ def messages():
                 works.append(ctx.ccl.send(given, after, async_op=True))
             for number in range(16):
                 received.append(torch.zeros_like(data(before, me, number)))
-                work = ctx.ccl.recv(received[-1], before, async_op=number % 2 == 0)
-                works += [] if work is None else [work]
+                works.append(ctx.ccl.recv(received[-1], before, async_op=number % 2 == 0))
             for work in works:
-                work.wait()
+                finish(work)
             assert all(torch.equal(each, data(before, me, number)) for number, each in enumerate(received))
         for sent, box, words in (
             (5, torch.zeros(4), "rank 3 .* from rank 0 and expected 4 elements of float32, but 5 elements"),
@@ -242,9 +236,7 @@ def barriers(members, turns=6):
         for turn in range(turns if members is None or ctx.cur_rank in members else 0):
             time.sleep(1.3 if turn == 1 and ctx.cur_rank == 3 else chance.random() * 0.1)
             begin = time.monotonic()
-            work = ctx.ccl.barrier(members, async_op=turn % 2 == 1)
-            if work is not None:
-                work.wait()
+            finish(ctx.ccl.barrier(members, async_op=turn % 2 == 1))
             spans.append((begin, time.monotonic()))
         ctx.barrier()
     return spans
@@ -289,13 +281,15 @@ def node_refuses(how):
     with Iris("4MiB", device="cpu") as ctx:
         x, y = torch.ones(64), torch.zeros(64)
         chooser = ctx._binder._algorithms(mock.Mock(spec=[]))
-        unable = []
-        for each in chooser._by_op["reduce_scatter"].values() if ctx.cur_rank == 3 else ():
-            if not getattr(each, "spans_nodes", False):
-                unable.append(mock.patch.object(each, *_refusing(how), create=True))
-        with contextlib.ExitStack() as stack:
-            for each in unable:
-                stack.enter_context(each)
+        name, does = {
+            "supports": ("supports", {"return_value": Availability.no("not today")}),
+            "no room": ("prepare", {"side_effect": UnsupportedError("no room here")}),
+            "broken": ("prepare", {"side_effect": ValueError("broken here")}),
+        }[how]
+        with contextlib.ExitStack() as unable:
+            for each in chooser._by_op["reduce_scatter"].values() if ctx.cur_rank == 3 else ():
+                if not getattr(each, "spans_nodes", False):
+                    unable.enter_context(mock.patch.object(each, name, mock.Mock(**does), create=True))
             words = "" if how != "broken" else (
                 "IrisError: ranks 2, 3 could not prepare 'hierarchical' for all_reduce"
                 ".*rank 3 could not prepare 'pull' for reduce_scatter: broken here"
@@ -305,16 +299,6 @@ def node_refuses(how):
         ctx.ccl.all_reduce(y, x)
         assert y.unique().tolist() == [4.0]
         ctx.barrier()
-
-
-def _refusing(how):
-    if how == "supports":
-        return "supports", lambda request: Availability.no("not today")
-
-    def prepare(request, context):
-        raise UnsupportedError("no room here") if how == "no room" else ValueError("broken here")
-
-    return "prepare", prepare
 
 
 def bits():

@@ -73,7 +73,6 @@ def test_all_survivors_name_who_died(pool, tmp_path, tmp_path_factory, monkeypat
             assert set(named) <= set(victims), text
 
 
-# -- the emulated network of CPU ranks: kernels that put and signal to other nodes ------------------------------------
 TURNS, DELAY_S = 8, 0.1
 """So much longer than a turn takes: what comes too early then is seen."""
 
@@ -85,14 +84,13 @@ TURNS, DELAY_S = 8, 0.1
     ("2x2", network.exchanges, ("cpu", TURNS, 1, "put_signal", 0, DELAY_S), 0),
     ("2x2", network.exchanges, ("cpu", TURNS, 2, "put and signal", 0, DELAY_S), 0),
     ("2x2", network.put_shapes, (torch.int64,), []), ("2x2", network.put_shapes, (torch.bool,), []),
-    ("2x2", network.everyone, ("cpu", 3), True), ("2x1", network.refusals, (), ([], 0.0, [0, 0])),
+    ("2x2", network.everyone, ("cpu", 3), True), ("2x1", network.refusals, (), None),
     ("2x1", network.host_rounds, ("cpu", 6, 1), []), ("3x2", network.host_rounds, ("cpu", 6, 2), []),
     *(("2x2", network.host_refusals, (allocator,), ([], 0, [0.0])) for allocator in ("host", "nccl")),
     # nothing is different with another allocator, and on one node
     ("2x1", network.without_network, ("host",), ({}, 22)), ("1x2", network.without_network, ("nccl",), ({}, 22)),
 ])  # fmt: skip
 def test_every_rank_says(pool, nodes, job, args, answer):
-    """What the job's docstring says."""
     size = 4 if nodes == "3+1" else int(nodes[0]) * int(nodes[2])
     assert pool.run(jobs.divided, size, nodes, job, *args) == [answer] * size
 

@@ -28,8 +28,12 @@ def case(name, kernel, args, kwargs, patterns, **options):
 
 
 def compile_cases():
-    """Return the kernels in representative forms."""
     dense = {"SIZE": _SIZE, "IN_DIMS": 0, "OUT_DIMS": 0}
+    shared = dense | {"STAGED": False, "SHARED": True, "STRIDING": False}
+    staged = dense | {"STAGED": True, "SHARED": False, "STRIDING": False}
+    direct = dense | {"DIRECT": True, "IN_STAGED": False}
+    copied = dense | {"DIRECT": False, "IN_STAGED": True}
+    stored = dense | {"DIRECT": True, "SHARDED": False, "TILES": False}
     plain = (_ONE, _ONE, _ONE, _ONE)
     strided = (_MATRIX, (140, 2), _MATRIX, (1, 33))
     parts = (1, 1, 100, 100, 100, 100, -1)
@@ -38,58 +42,32 @@ def compile_cases():
     reduced = (_I64, _U8, _I64, 1, 1, 1, 4000, 4000, 0, 4000, 0, _ADDRESS)
     mailed = (_I64, _U8, _I64, 1, 2, 4096, 40_000, 2, 1024, 0, _ADDRESS)
     pushed = (_I64, _U8, _I64, 1, 1, 1, 4000, 1 << 62, 0, _ADDRESS)
-    shared = (_I64, _U8, _I64, 1, 1, 1, 4000, 500, 500, 0, _ADDRESS)
+    halved = (_I64, _U8, _I64, 1, 1, 1, 4000, 500, 500, 0, _ADDRESS)
+    sized = (*moved, *plain, _SIZE, "staged", False, 0, 0, 2048, _I64, _I64, 100, 100, 100)
+    tile = (70, 32, 64, 2, 2, 4)
     matrices = {"SIZE": _SIZE, "IN_DIMS": 2, "OUT_DIMS": 2}
+    spread = matrices | {"DIRECT": False, "SHARDED": True, "TILES": True}
     bf16, f32, i8 = torch.bfloat16, torch.float32, torch.int8
     return [
         _case("pull-direct", pull, (bf16, bf16, *moved, *plain), dense, SOURCE="direct", SHARED=True, BLOCK=4096),
-        _case(
-            "pull-strided", pull, (f32, f32, *split, *strided), matrices, wide=False,
-            SOURCE="staged", SHARED=False, BLOCK=2048,
-        ),
-        _case(
-            "pull-device-sizes", pull,
-            (f32, f32, *moved, *plain, _SIZE, "staged", False, 0, 0, 2048, _I64, _I64, 100, 100, 100), {},
-        ),
-        _case(
-            "reduce-direct", pull_reduce, (bf16, bf16, *reduced, *plain, None), dense,
-            OP="sum", STAGED=False, SHARED=True, STRIDING=False, BLOCK=4096,
-        ),
-        _case(
-            "reduce-staged", pull_reduce, (f32, f32, *reduced, *plain, None), dense,
-            OP="avg", STAGED=True, SHARED=False, STRIDING=False, BLOCK=2048,
-        ),
-        _case(
-            "reduce-tiles", pull_reduce, (f32, f32, *reduced, *plain, (70, 32, 64, 2, 2, 4)), dense, wide=False,
-            OP="max", STAGED=False, SHARED=True, STRIDING=True, BLOCK=2048,
-        ),
-        _case(
-            "two-shot-direct", two_shot, (bf16, bf16, *shared, *plain), dense,
-            OP="sum", DIRECT=True, IN_STAGED=False, BLOCK=4096,
-        ),
-        _case(
-            "two-shot-staged", two_shot, (f32, f32, *shared, *plain), dense,
-            OP="avg", DIRECT=False, IN_STAGED=True, BLOCK=2048,
-        ),
-        _case(
-            "push-members", push, (i8, i8, *pushed, *plain), dense, more=(WIDE_STORE,),
-            DIRECT=True, SHARDED=False, TILES=False, BLOCK=8192,
-        ),
-        _case(
-            "push-tiles", push, (f32, f32, *pushed, *plain), dense, more=(WIDE_STORE,),
-            DIRECT=True, SHARDED=True, TILES=True, BLOCK=2048,
-        ),
-        _case(
-            "push-staged", push, (bf16, bf16, *pushed, *strided), matrices, wide=False,
-            DIRECT=False, SHARDED=True, TILES=True, BLOCK=4096,
-        ),
+        _case("pull-strided", pull, (f32, f32, *split, *strided), matrices, wide=False,
+              SOURCE="staged", SHARED=False, BLOCK=2048),
+        _case("pull-device-sizes", pull, (f32, f32, *sized), {}),
+        _case("reduce-direct", pull_reduce, (bf16, bf16, *reduced, *plain, None), shared, OP="sum", BLOCK=4096),
+        _case("reduce-staged", pull_reduce, (f32, f32, *reduced, *plain, None), staged, OP="avg", BLOCK=2048),
+        _case("reduce-tiles", pull_reduce, (f32, f32, *reduced, *plain, tile), shared | {"STRIDING": True}, wide=False,
+              OP="max", BLOCK=2048),
+        _case("two-shot-direct", two_shot, (bf16, bf16, *halved, *plain), direct, OP="sum", BLOCK=4096),
+        _case("two-shot-staged", two_shot, (f32, f32, *halved, *plain), copied, OP="avg", BLOCK=2048),
+        _case("push-members", push, (i8, i8, *pushed, *plain), stored, more=(WIDE_STORE,), BLOCK=8192),
+        _case("push-tiles", push, (f32, f32, *pushed, *plain), stored | {"SHARDED": True, "TILES": True},
+              more=(WIDE_STORE,), BLOCK=2048),
+        _case("push-staged", push, (bf16, bf16, *pushed, *strided), spread, wide=False, BLOCK=4096),
         _case("meeting", barrier_alone, (_I64, _I64, 1, 1, 0, _ADDRESS), {"SIZE": _SIZE}, wide=False),
         _case("enter-alone", enter_alone, (_I64, _I64, 1, 1, 1, 0, _ADDRESS), {"SIZE": _SIZE}, wide=False),
         _case("send", move, (bf16, *mailed, _ONE, _ONE), {}, SENDS=True, PARTS=16, DIMS=0, BLOCK=4096),
-        _case(
-            "receive", move, (bf16, *mailed, _MATRIX, (140, 2)), {}, wide=False,
-            SENDS=False, PARTS=16, DIMS=2, BLOCK=4096,
-        ),
+        _case("receive", move, (bf16, *mailed, _MATRIX, (140, 2)), {}, wide=False,
+              SENDS=False, PARTS=16, DIMS=2, BLOCK=4096),
     ]  # fmt: skip
 
 

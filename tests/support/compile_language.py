@@ -11,6 +11,7 @@ import compile_tiles
 import torch
 import triton
 import triton.language as tl
+from compile_tiles import LOADS, STORES, TELL
 from jobs_rma import atomic, per_access, rma
 
 from iris_core.types import CompileCase, DeviceType
@@ -79,7 +80,6 @@ def initialize(x, context, rank: tl.constexpr, W: tl.constexpr):
 
 @triton.jit
 def measure(out):
-    """Every intrinsic."""
     tl.store(out, asm.read_realtime())
     tl.store(out + 1, asm.wait_clock_ns(1))
     tl.store(out + 3, asm.get_cu_id())
@@ -87,11 +87,7 @@ def measure(out):
     asm.wait_stores()
 
 
-_VECTOR_LOAD = {_CUDA: r"ld\.global\.v[24]\.b(32|64)", _HIP: r"global_load_dwordx4"}
-_VECTOR_STORE = {_CUDA: r"st\.global\.v[24]\.b(32|64)", _HIP: r"global_store_dwordx4"}
-_CUDA_RELEASE = r"bar\.sync[\s\S]*st\.release\.sys\.global\.b"
 _CUDA_RELEASE_ADD = r"bar\.sync[\s\S]*(atom|red)\.global\.sys\.release\.add\."
-_HIP_RELEASE = r"s_waitcnt vmcnt\(0\)[\s\S]*s_barrier[\s\S]*buffer_wbl2 sc0 sc1[\s\S]*global_atomic_{}"
 _CUDA_ACQUIRE = r"ld\.acquire\.sys\.global\.b[\s\S]*bar\.sync"
 _CUDA_LOOK = r"(ld|atom)\.global\.(sys\.acquire|acquire\.sys)\.[\s\S]*bar\.sync"
 _HIP_ACQUIRE = r"sc1[\s\S]*buffer_inv sc0 sc1"
@@ -117,10 +113,7 @@ def _moves(Context):
     for op in ("load", "store", "get", "put", "copy"):
         # what is remote: an AMD GPU may reach its own memory by other instructions
         reads, writes = op in ("load", "get", "copy"), op in ("store", "put", "copy")
-        expect = {
-            _CUDA: (_VECTOR_LOAD[_CUDA], _VECTOR_STORE[_CUDA]),
-            _HIP: (_VECTOR_LOAD[_HIP],) * reads + (_VECTOR_STORE[_HIP],) * writes,
-        }
+        expect = {_CUDA: (LOADS[_CUDA], STORES[_CUDA]), _HIP: (LOADS[_HIP],) * reads + (STORES[_HIP],) * writes}
         forms = [(dtype, False, None) for dtype in (torch.int8, torch.bfloat16, torch.int64)]
         forms += [(torch.float32, method, hint) for method in (False, True) for hint in (None, 16)]
         for dtype, method, hint in forms:
@@ -160,17 +153,17 @@ def _synchronise(Context, op, dtype, method, form, sem, scope, expect, name=None
 def _synchronisation(Context):
     acquire = {_CUDA: (_CUDA_ACQUIRE,), _HIP: (_HIP_ACQUIRE,)}
     bounded = {_CUDA: (_CUDA_ACQUIRE, "globaltimer"), _HIP: (_HIP_ACQUIRE, "s_memrealtime")}
-    release = {_CUDA: (_CUDA_RELEASE,), _HIP: (_HIP_RELEASE.format("swap"),)}
+    release = {kind: (TELL[kind],) for kind in TELL}
     expectations = {
         ("signal", "set"): release,
-        ("signal", "add"): {_CUDA: (_CUDA_RELEASE_ADD,), _HIP: (_HIP_RELEASE.format("add"),)},
+        ("signal", "add"): {_CUDA: (_CUDA_RELEASE_ADD,), _HIP: (TELL[_HIP].replace("swap", "add"),)},
         ("wait", ""): bounded,
         ("wait", "unbounded"): acquire,
         ("wait", "block"): bounded,
         ("wait_any", "block"): {_CUDA: (_CUDA_LOOK, "globaltimer"), _HIP: bounded[_HIP]},
         ("test", ""): {_CUDA: (_CUDA_LOOK,), _HIP: (_HIP_ACQUIRE,)},
         ("load_acquire", ""): {_CUDA: (_CUDA_LOOK,), _HIP: (_HIP_ACQUIRE,)},
-        ("put_signal", ""): {kind: (_VECTOR_STORE[kind], *release[kind]) for kind in release},
+        ("put_signal", ""): {kind: (STORES[kind], *release[kind]) for kind in release},
         ("barrier", ""): {kind: (*release[kind], *bounded[kind]) for kind in release},
         ("barrier", "group"): {kind: (*release[kind], *acquire[kind]) for kind in release},
     }
@@ -222,18 +215,10 @@ def language_cases(Context=DeviceContext, in_language=lambda kernel: kernel):
 
 def compile_cases():
     """Return cases for every device function in representative element types, intrinsics, tiles and collectives."""
-    initialized = CompileCase(
-        name="initialize", kernel=initialize, args=(torch.float32, torch.int64), kwargs={"rank": 3, "W": _WORLD},
-        expect={kind: (_VECTOR_STORE[kind],) for kind in (_CUDA, _HIP)},
-    )  # fmt: skip
-    intrinsics = CompileCase(
-        name="intrinsics",
-        kernel=measure,
-        args=(torch.int64,),
-        expect={
-            _CUDA: ("globaltimer", "%smid"),
-            _HIP: ("s_memrealtime", r"HW_REG_HW_ID", r"HW_REG_XCC_ID", r"s_waitcnt vmcnt\(0\)"),
-        },
-    )
+    given = (torch.float32, torch.int64), {"rank": 3, "W": _WORLD}
+    initialized = compile_collectives.case("initialize", initialize, *given, [STORES])
+    named = {_CUDA: ("globaltimer", "%smid")}
+    named[_HIP] = ("s_memrealtime", r"HW_REG_HW_ID", r"HW_REG_XCC_ID", r"s_waitcnt vmcnt\(0\)")
+    intrinsics = CompileCase("intrinsics", measure, (torch.int64,), expect=named)
     kernels = compile_collectives.compile_cases() + compile_operations.compile_cases()
     return [*language_cases(), *compile_tiles.compile_cases(), initialized, intrinsics, *kernels]

@@ -24,7 +24,6 @@ _STORE = {CUDA: r"st\.global", HIP: r"(global|flat|buffer)_store_(short|dword)"}
 
 
 def compile_cases():
-    """Return the kernels in representative forms."""
     bf16, f16, f32, f8 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e5m2
     wide = {"A_ALIGNED": True, "B_ALIGNED": True}
     both = {"B_ALIGNED": True, "OUT_ALIGNED": True}
@@ -145,9 +144,7 @@ def _attention_cases():
             bf16, bf16, bf16, i32, bf16, f32, f32, i32, f32, f32, i64, i64, *place, 0.1, 32, 8, 4096,
             *(4194304, 524288, 128) * 2,
         ), decode, 4, 3),
-        (ring_attention, (
-            bf16, bf16, bf16, bf16, f32, f32, f32, bf16, bf16, i64, i64, i64, *numbers
-        ), ring, 4, 2),
+        (ring_attention, (bf16, bf16, bf16, bf16, f32, f32, f32, bf16, bf16, i64, i64, i64, *numbers), ring, 4, 2),
         (ring_gradients, (
             bf16, bf16, bf16, bf16, f32, f32, bf16, bf16, bf16, f32, bf16, bf16, f32, f32, *(i64,) * 5, *numbers
         ), ring, 8, 2),

@@ -7,9 +7,9 @@ from jobs_tiles import run
 
 from iris_triton.context import DeviceContext
 
-_LOADS = {CUDA: r"ld\.global\.v[24]\.b(32|64)", HIP: r"global_load_dwordx4"}
-_STORES = {CUDA: r"st\.global\.v[24]\.b(32|64)", HIP: r"global_store_dwordx4"}
-_TELL = {
+LOADS = {CUDA: r"ld\.global\.v[24]\.b(32|64)", HIP: r"global_load_dwordx4"}
+STORES = {CUDA: r"st\.global\.v[24]\.b(32|64)", HIP: r"global_store_dwordx4"}
+TELL = {
     CUDA: r"bar\.sync[\s\S]*st\.release\.sys\.global\.b",
     HIP: r"s_waitcnt vmcnt\(0\)[\s\S]*s_barrier[\s\S]*buffer_wbl2 sc0 sc1[\s\S]*global_atomic_swap",
 }
@@ -25,15 +25,15 @@ _LOCK = {CUDA: r"atom\.global\.(sys\.acquire|acquire\.sys)\.exch\.", HIP: r"glob
 _ADD = {CUDA: r"(atom|red)\.global\.(sys\.relaxed|relaxed\.sys)\.add\.", HIP: r"global_atomic_(add|pk_add|cmpswap)"}
 
 _EXPECTED = {
-    "all_gather_columns": (_STORES,), "gather": (_LOADS,), "all_to_all": (_LOADS,), "default": (_ADD, _LOADS),
-    "atomic": (_ADD,), "spinlock": (_LOCK, _LOADS, _STORES, _TELL), 1: (_TELL, _WAIT, _LOADS),
-    "one_shot": (_TELL, _WAIT, _LOADS), "two_shot": (_WAIT, _COUNT, _LOADS, _STORES, _TELL),
-    "owner": (_TELL, _WAIT, _LOADS, _STORES), "ring": (_TELL, _WAIT, _LOADS, _STORES),
-    "reduce_scatter": (_WAIT, _COUNT, _LOADS, _STORES, _TELL), "await": (_WAIT,),
+    "all_gather_columns": (STORES,), "gather": (LOADS,), "all_to_all": (LOADS,), "default": (_ADD, LOADS),
+    "atomic": (_ADD,), "spinlock": (_LOCK, LOADS, STORES, TELL), 1: (TELL, _WAIT, LOADS),
+    "one_shot": (TELL, _WAIT, LOADS), "two_shot": (_WAIT, _COUNT, LOADS, STORES, TELL),
+    "owner": (TELL, _WAIT, LOADS, STORES), "ring": (TELL, _WAIT, LOADS, STORES),
+    "reduce_scatter": (_WAIT, _COUNT, LOADS, STORES, TELL), "await": (_WAIT,),
 }  # fmt: skip
 _RAISED = {
-    "one_shot": (_WAIT, _LOADS), "two_shot": (_WAIT, _LOADS, _STORES), "owner": (_WAIT, _LOADS, _STORES),
-    "reduce_scatter": (_WAIT, _LOADS),
+    "one_shot": (_WAIT, LOADS), "two_shot": (_WAIT, LOADS, STORES), "owner": (_WAIT, LOADS, STORES),
+    "reduce_scatter": (_WAIT, LOADS),
 }  # fmt: skip
 """With int32 locks, whose flags the kernel raises itself."""
 _KERNEL = triton.jit(run.fn)  # for sizes that are multiples of 16
@@ -41,7 +41,6 @@ _WITHOUT_DATA = ("gather", "all_to_all", "default", 1)
 
 
 def compile_cases(Context=DeviceContext, in_language=lambda kernel: kernel):
-    """Return a case for every tile-level collective."""
     counted = [(f"tile-{op}", op, torch.int64, patterns) for op, patterns in _EXPECTED.items()]
     raised = [(f"tile-{op}-raised", op, torch.int32, patterns) for op, patterns in _RAISED.items()]
     shape = 4096, 4096, *(4096, 1) * 2, 4096, 4096, 4096, 1

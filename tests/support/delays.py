@@ -3,6 +3,7 @@
 import contextlib
 import random
 import time
+from unittest import mock
 
 import numpy as np
 
@@ -46,8 +47,5 @@ def late_after_signals(path, rank, num_ranks, share):
                     time.sleep(0.01)
         return old
 
-    accesses.native_rmw = late
-    try:
+    with mock.patch.object(accesses, "native_rmw", late):
         yield
-    finally:
-        accesses.native_rmw = kept

@@ -65,8 +65,11 @@ def _execute(source, arguments, path):
 
 
 def pytest_main(arguments, path=()):
-    """Run pytest in the calling process; the folders of `path` come first in sys.path."""
+    """Run pytest in the calling process, with settings of neither Iris nor pytest; folders of `path` come first."""
     import pytest
 
+    for name in [each for each in os.environ if each.startswith(("IRIS_", "PYTEST_"))]:
+        del os.environ[name]
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # to import them, hypothesis above all, takes seconds
     sys.path[:0] = [os.fspath(each) for each in path]
-    return int(pytest.main([os.fspath(each) for each in arguments]))
+    return int(pytest.main(["-p", "no:cacheprovider", *map(os.fspath, arguments)]))

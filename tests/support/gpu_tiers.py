@@ -39,10 +39,8 @@ _OUTCOMES = ("passed", "failed", "skipped")
 _ADDED_UP = (*_OUTCOMES, "seconds", "failures")
 
 
-# -- which tests belong to which tier ---------------------------------------------------------------------------------
 @functools.cache
 def visible_gpus():
-    """Return how many GPUs torch sees."""
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -138,7 +136,6 @@ def pytest_runtest_makereport(item):
     outcome.get_result().gpu_tier = item.stash[_TIER]
 
 
-# -- running tiers ----------------------------------------------------------------------------------------------------
 @dataclass
 class _Test:
     outcome: str = "passed"
@@ -160,7 +157,6 @@ def _as_json(gpus, tests, collected):
 
 
 def _added(part, whole):
-    """Return a tier of a report made of those of two parts of the tests."""
     both = {key: whole[key] + part[key] for key in _ADDED_UP}
     skips = collections.Counter(whole["skip_reasons"]) + collections.Counter(part["skip_reasons"])
     both |= {"collected": max(whole["collected"], part["collected"]), "seconds": round(both["seconds"], 1)}
@@ -215,7 +211,6 @@ class _Run:
             del others[:taken]
 
     def pytest_runtest_logreport(self, report):
-        """Note the outcome of a phase of a test."""
         tier = getattr(report, "gpu_tier", None)
         if tier is None:  # of pytest-xdist, whose process with this test has ended
             self._crashed.append(report.nodeid)

@@ -29,9 +29,8 @@ def compiled_and_listed(step, regather=False):
     The second result gets the operators of each graph: (name, the graph's first input that it depends on).
     """
     graphs, before = [], []
-    with torch._inductor.config.patch(
-        post_grad_custom_post_pass=before.append
-    ):  # which also keeps compiled code from being cached
+    # which also keeps compiled code from being cached
+    with torch._inductor.config.patch(post_grad_custom_post_pass=before.append):
         options = fuse.options(QUICK, regather=regather)
     run = options["post_grad_custom_post_pass"]
 
@@ -67,9 +66,8 @@ def shapes(store):
     world, gloo = dist.group.WORLD, dist.new_group(backend="gloo")
     alone, _ = dist.new_subgroups(1)
     f = functional
-    x, w, bias = (
-        whole(each, torch.float32, rank) for each in ((2, 2 * size, 6 * size), (6 * size, 4 * size), (4 * size,))
-    )
+    shape = (2, 2 * size, 6 * size), (6 * size, 4 * size), (4 * size,)
+    x, w, bias = (whole(each, torch.float32, rank) for each in shape)
     gathered = {dim: x.chunk(size, dim)[rank].contiguous() for dim in (1, 2)}
 
     def scattered(y, dim, group=world, op="sum"):
@@ -121,7 +119,6 @@ def shapes(store):
             {name: each if isinstance(each, list) else [each] for name, each in call(tensors).items()}
             for call in (compiled, everything)
         ]
-    dist.destroy_process_group()
     owners = [name for name in steps for _ in tensors[name]]
     operators = {name: [operator for operator, number in graphs[0] if owners[number] == name] for name in steps}
     return {name: (operators[name], all(map(torch.equal, *(each[name] for each in results)))) for name in steps}
@@ -146,14 +143,12 @@ def transformer(store, regather):
         net.zero_grad()
     for ours, eager in zip(*gradients, strict=True):
         torch.testing.assert_close(ours, eager, rtol=1e-4, atol=1e-5)
-    dist.destroy_process_group()
     return [collections.Counter(name for name, _ in graph) for graph in graphs]
 
 
-# -- `ctx.ccl` and `ctx.ops` ------------------------------------------------------------------------------------------
 def in_one_graph():
     """Calls of contexts in a compiled function, and the same eagerly: integers, which are exact."""
-    found, config = [], Config(algorithm="two_shot")
+    config = Config(algorithm="two_shot")
     # one context behind the other: code that was compiled for the first may not call it for the second
     for group in (None, [2, 0, 1]):
         with Iris("8MiB", device="cpu") as ctx:
@@ -182,9 +177,8 @@ def in_one_graph():
             for _ in range(2):  # first of all, so that ctx.ccl and ctx.ops are made while the call is traced
                 y = ctx.zeros(4, dtype=torch.int64)
                 ours, wanted = compiled(y, x, w), step(ctx.zeros(4, dtype=torch.int64), x, w)
-                found.append([torch.equal(a, b) for a, b in zip(ours, wanted, strict=True)])
-                found.append([bool(y.any())])
-    return found
+                assert [*map(torch.equal, ours, wanted)] == [True] * 6
+                assert y.any()
 
 
 def reduce_overhead():
@@ -243,7 +237,7 @@ def refusals():
         def compiled(step, fullgraph=True):
             return lambda: torch.compile(step, backend="aot_eager", fullgraph=fullgraph)(x)
 
-        wrong = unlike(
+        assert unlike(
             (f"ArgumentError: all_reduce: {words}", compiled(recorded, False)),
             (".*all_reduce: make the config outside of the code", compiled(configured, False)),
             (f".*all_reduce: {words}", compiled(recorded)),
@@ -253,7 +247,6 @@ def refusals():
             (".*send: in a graph it needs an output", compiled(lambda x: ctx.ccl.send(y, 1 - ctx.cur_rank))),
             (".*sums and averages have gradients, not 'max'",
              compiled(lambda x: torch.ops.iris.all_reduce(x, "max", group))),
-        )  # fmt: skip
+        ) == []  # fmt: skip
         total = torch.compile(beside, backend="aot_eager")(x.detach() + 1).sum().item()
         assert total == 16 * (2 * 4 * 16 + 2)  # each of 2 ranks adds 4 products of 4 and 4
-    return wrong

@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from jobs_common import said_by
+from jobs_common import finish, said_by
 from jobs_torch_backend import IS_211, collectives, flat, start, trained, whole
 from torch._C import _distributed_c10d as c10d
 from torch.distributed.device_mesh import init_device_mesh
@@ -55,9 +55,7 @@ def is_right(group, ranks):
 
 
 def groups_of_all_kinds(store, is_bound):
-    """Splits, splits of splits, new groups, one that torch examines (TORCH_DISTRIBUTED_DEBUG=DETAIL), and a mesh of two
-    dimensions, of 4 ranks; return what is wrong.
-    """
+    """Splits, splits of splits, new groups, one that torch examines (TORCH_DISTRIBUTED_DEBUG=DETAIL), a 2 x 2 mesh."""
     with an_accelerator() if is_bound else contextlib.nullcontext():
         bound, how = torch.device("cuda", 0), {}
         if is_bound:
@@ -90,28 +88,22 @@ def groups_of_all_kinds(store, is_bound):
             options = torch_backend.Options(heap_size="6MiB", devices=("cpu",))
             pair = dist.split_group(split_ranks=[[2, 1]], pg_options=options)
             groups["pair"] = pair, [2, 1] if IS_BACKEND else [1, 2]
-            if rank in (1, 2) and torch_backend._operations(pair)._options != options:
-                raise AssertionError("options of a split are lost")
+            assert rank not in (1, 2) or torch_backend._operations(pair)._options == options
             made = [dist.group.WORLD, half, mesh.get_group("rows"), *[last] * (rank in mine[1:])]
             assert {each.bound_device_id for each in made} == {bound}
             assert half.group_desc == "half"
             assert dist.distributed_c10d._get_split_source(dist.group.WORLD) is None  # else groups of NCCL are refused
     members = [name for name, (group, _) in groups.items() if group not in (None, dist.GroupMember.NON_GROUP_MEMBER)]
-    wrong = [name for name, (_, ranks) in groups.items() if (name in members) != (rank in ranks)]
-    wrong += [name for name in members if not is_right(*groups[name])]
+    assert members == [name for name, (_, ranks) in groups.items() if rank in ranks]
+    assert [name for name in members if not is_right(*groups[name])] == []
     assert is_bound or torch_backend.context_of(groups["that torch examines"][0]).num_ranks == 4
     dist.group.WORLD.monitored_barrier(datetime.timedelta(minutes=1))
-    if torch_backend._operations(mesh.get_group("rows"))._options.heap_size != "8MiB":
-        wrong.append("options of the mesh")
+    assert torch_backend._operations(mesh.get_group("rows"))._options.heap_size == "8MiB"
     # of other sizes than before in this process: torch keeps what it has worked out, with groups that are gone
     a = torch.arange(64.0 if is_bound else 32.0).reshape(-1, 4)
-    product = distribute_tensor(a, mesh, [Shard(0), Shard(1)]) @ distribute_tensor(
-        torch.ones(4, 2), mesh, [Replicate(), Shard(0)]
-    )
-    if not torch.equal(product.full_tensor(), a @ torch.ones(4, 2)):
-        wrong.append("tensors of the mesh")
-    dist.destroy_process_group()
-    return wrong
+    b = torch.ones(4, 2)
+    product = distribute_tensor(a, mesh, [Shard(0), Shard(1)]) @ distribute_tensor(b, mesh, [Replicate(), Shard(0)])
+    assert torch.equal(product.full_tensor(), a @ b)
 
 
 def beside_another_backend(store):
@@ -129,7 +121,6 @@ def beside_another_backend(store):
         checked = dist.new_group(backend="iris")
     with pytest.raises(RuntimeError):
         dist.all_reduce(torch.full((3,), torch.nan), group=checked)
-    dist.destroy_process_group()
 
 
 def different_calls(store):
@@ -139,9 +130,7 @@ def different_calls(store):
     dist.all_reduce(x)
     first = (dist.barrier, lambda: dist.all_gather_into_tensor(torch.empty(9), x, async_op=True).wait())[rank > 0]
     second = (dist.barrier, lambda: torch.ops.iris.all_to_all(x, group))[rank > 0]
-    said = [re.findall(r"\n  (ranks? .*)\(\)", said_by(each)) for each in (first, second)]
-    dist.destroy_process_group()
-    return said
+    return [re.findall(r"\n  (ranks? .*)\(\)", said_by(each)) for each in (first, second)]
 
 
 def what_a_group_refuses(store):
@@ -172,7 +161,6 @@ def what_a_group_refuses(store):
     assert not backend.supports_tensor_alloc(gpu)
     assert not backend.supports_tensor_alloc(0)
     assert not backend.operations._contexts
-    dist.destroy_process_group()
 
 
 def refused_by_all(store, is_async):
@@ -207,15 +195,9 @@ def refused_by_all(store, is_async):
         "lists": lambda: dist.all_gather_coalesced([[x, x][wrong:] for _ in range(size)], [x, x], **how),
     }  # fmt: skip
     dist.barrier()
-
-    def finish(call):
-        if (work := call()) is not None:
-            work.wait()
-
-    said = {name: said_by(finish, call) for name, call in calls.items()}
+    said = {name: said_by(lambda call=call: finish(call())) for name, call in calls.items()}
     dist.all_reduce(x.fill_(1))
     assert x.tolist() == [size] * 4
-    dist.destroy_process_group()
     return {name: text for name, text in said.items() if "ArgumentError: rank 1 refused the call" not in text}
 
 
@@ -265,7 +247,6 @@ def several_at_a_time(store, devices):
             # gloo has no calls between begin and end of a device; their works are those of all calls within
             pairs = zip(at_once(ours, ranks, is_async, CPU), at_once(gloo, ranks, is_async, None), strict=True)
             assert all(all(map(torch.equal, flat(found), flat(wanted))) for found, wanted in pairs)
-    dist.destroy_process_group()
 
 
 def events(store, profiler):
@@ -286,8 +267,7 @@ def events(store, profiler):
         for kind, group in (("iris", dist.group.WORLD), ("gloo", gloo)):
             with profiler(record_shapes=True) as profile:
                 for work in calls(group, is_async):
-                    if work is not None:
-                        work.wait()
+                    finish(work)
             listed = profile.events() if isinstance(profile, torch.profiler.profile) else profile.function_events
             found[kind, is_async] = [
                 (each.name.removeprefix(kind), each.input_shapes, each.is_async)
@@ -299,7 +279,6 @@ def events(store, profiler):
         late.wait()
     # gloo has no shape where a scatter receives; its threads run all calls, and Iris's only those that do not wait
     found["gloo", False] = [(name, shapes, False) for name, shapes, _ in found["gloo", False]]
-    dist.destroy_process_group()
     kinds = [False] if IS_211 else [False, True]  # torch 2.11 drops events that another thread ends
     return [each for each in kinds if not found["iris", each] or found["iris", each] != found["gloo", each]]
 
@@ -338,4 +317,3 @@ def memory_of_the_group(store):
     dist.all_reduce(x.fill_(rank))
     assert x.tolist() == [6.0] * 6
     assert torch_backend.context_of().is_symmetric(x)
-    dist.destroy_process_group()

@@ -10,14 +10,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Replicate, Shard
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    PrepareModuleInput,
-    RowwiseParallel,
-    SequenceParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor import Replicate, Shard, parallel
 
 SIZES = 8, 24, 8
 
@@ -47,18 +40,11 @@ def trained(net, device, part=lambda x: x):
     return [each.full_tensor() if hasattr(each, "full_tensor") else each for each in (*found, *net.parameters())]
 
 
-def by_hook(name):
-
+def by_hook(hook, **options):
     def program(backend, group, device):
-        hooks = {
-            "fp16": (group, default_hooks.fp16_compress_hook),
-            "powerSGD": (
-                powerSGD_hook.PowerSGDState(group, matrix_approximation_rank=2, start_powerSGD_iter=2),
-                powerSGD_hook.powerSGD_hook,
-            ),
-        }
+        state = powerSGD_hook.PowerSGDState(group, **options) if options else group
         net = nn.parallel.DistributedDataParallel(block(device), process_group=group)
-        net.register_comm_hook(*hooks[name])
+        net.register_comm_hook(state, hook)
         return trained(net, device)
 
     return program
@@ -67,10 +53,12 @@ def by_hook(name):
 def by_sequence(backend, group, device):
     """Tensor parallelism with the tokens divided between the layers."""
     net, mesh = block(device), mesh_of(backend, device, "sequence")
-    gathered = PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate())
-    plan = {"0": SequenceParallel(), "1": ColwiseParallel(), "3": RowwiseParallel(output_layouts=Shard(1))}
-    parallelize_module(net[1], mesh, gathered)
-    return trained(parallelize_module(net, mesh, plan), device, lambda x: x.chunk(2, dim=1)[dist.get_rank()])
+    gathered = parallel.PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate())
+    plan = {"0": parallel.SequenceParallel(), "1": parallel.ColwiseParallel()}
+    plan["3"] = parallel.RowwiseParallel(output_layouts=Shard(1))
+    parallel.parallelize_module(net[1], mesh, gathered)
+    net = parallel.parallelize_module(net, mesh, plan)
+    return trained(net, device, lambda x: x.chunk(2, dim=1)[dist.get_rank()])
 
 
 def transformer(name):
@@ -95,7 +83,8 @@ def transformer(name):
 
 
 PROGRAMS = {
-    **{f"DDP, {name}": by_hook(name) for name in ("fp16", "powerSGD")},
+    "DDP, fp16": by_hook(default_hooks.fp16_compress_hook),
+    "DDP, powerSGD": by_hook(powerSGD_hook.powerSGD_hook, matrix_approximation_rank=2, start_powerSGD_iter=2),
     "sequence parallel": by_sequence,
     **{f"transformer, {name}": transformer(name) for name in ("DDP", "FSDP2", "tensor parallel")},
 }
@@ -109,6 +98,5 @@ def as_on_the_peer(store, name, device):
     _, size = start(store, device=device)
     backends = "iris", "gloo" if device == "cpu" else "nccl"
     ours, others = (PROGRAMS[name](each, dist.new_group(backend=each), device) for each in backends)
-    dist.destroy_process_group()
     same = torch.equal if size == 2 else functools.partial(torch.allclose, rtol=1e-5)
     return all(map(same, ours, others)), len(ours)

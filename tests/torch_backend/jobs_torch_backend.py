@@ -8,12 +8,12 @@ import itertools
 import os
 import random
 import time
-from functools import partial
+from functools import partial, reduce
 from unittest import mock
 
 import torch
 import torch.distributed as dist
-from jobs_common import environment, said_by
+from jobs_common import environment, finish, said_by, unlike
 from torch.distributed.fsdp import fully_shard
 
 import iris_core.torch_backend as torch_backend
@@ -66,8 +66,7 @@ def collectives(ranks, device):
         return (size * shape[0], *shape[1:]) if shape else (size,)
 
     def reduced(x, **how):
-        if (work := dist.reduce(x, root, **how)) is not None:
-            work.wait()
+        finish(dist.reduce(x, root, **how))
         if not is_root:
             x.zero_()  # what is left there is nobody's promise
 
@@ -76,9 +75,7 @@ def collectives(ranks, device):
         "reduce": (reduced, lambda *k: [mine(*k)], True),
         "broadcast": (lambda x, **how: dist.broadcast(x, root, **how), lambda *k: [mine(*k)], False),
         "all_gather": (dist.all_gather, lambda *k: [listed(*k, seed=0), mine(*k)], False),
-        "all_gather_into_tensor": (
-            dist.all_gather_into_tensor, lambda s, d: [zeros(rows(s), d), mine(s, d)], False,
-        ),
+        "all_gather_into_tensor": (dist.all_gather_into_tensor, lambda s, d: [zeros(rows(s), d), mine(s, d)], False),
         "gather": (
             lambda o, x, **how: dist.gather(x, o if is_root else None, root, **how),
             lambda *k: [listed(*k, seed=0), mine(*k)], False,
@@ -88,18 +85,21 @@ def collectives(ranks, device):
             lambda *k: [zeros(*k), listed(*k)], False,
         ),
         "reduce_scatter": (dist.reduce_scatter, lambda *k: [zeros(*k), listed(*k)], True),
-        "reduce_scatter_tensor": (
-            dist.reduce_scatter_tensor, lambda s, d: [zeros(s, d), mine(rows(s), d)], True,
-        ),
+        "reduce_scatter_tensor": (dist.reduce_scatter_tensor, lambda s, d: [zeros(s, d), mine(rows(s), d)], True),
         "all_to_all": (dist.all_to_all, lambda *k: [listed(*k, seed=0), listed(*k)], False),
-        "all_to_all_single": (
-            dist.all_to_all_single, lambda s, d: [zeros(rows(s), d), mine(rows(s), d)], False,
-        ),
+        "all_to_all_single": (dist.all_to_all_single, lambda s, d: [zeros(rows(s), d), mine(rows(s), d)], False),
     }  # fmt: skip
 
 
 def flat(tensors):
     return [each for some in tensors for each in (some if isinstance(some, list) else [some])]
+
+
+def in_group(store, job, *args):
+    """Run a job that initialises torch.distributed, and end that."""
+    answer = job(store, *args)
+    dist.destroy_process_group()
+    return answer
 
 
 def on_nodes(store, nodes, job, *args):
@@ -114,7 +114,7 @@ def equal_to_peer(store, groups, device="cpu"):
     with every second dtype and shape, in turn: which ones `ctx.ccl` takes, tests/ccl tries.
     """
     rank, _ = start(store, device=device)
-    wrong, on_gpu = [], device == "cuda"
+    on_gpu = device == "cuda"
     for number, ranks in enumerate(groups):
         ours, others = dist.new_group(ranks), dist.new_group(ranks, backend="nccl" if on_gpu else "gloo")
         if rank not in ranks:
@@ -136,15 +136,10 @@ def equal_to_peer(store, groups, device="cpu"):
                 for group, is_async in (*((ours, each) for each in ways), (others, False)):
                     tensors = make(shape, dtype)
                     how = {"op": getattr(dist.ReduceOp, op)} if reduces else {}
-                    work = call(*tensors, group=group, async_op=is_async, **how)
-                    if is_async and work is not None:
-                        work.wait()
+                    finish(call(*tensors, group=group, async_op=is_async, **how))
                     results.append(flat(tensors))
                 for found in results[:-1]:
-                    if not all(map(torch.equal, found, results[-1])):
-                        wrong.append((ranks, name, dtype, shape, op))
-    dist.destroy_process_group()
-    return wrong
+                    assert all(map(torch.equal, found, results[-1])), (ranks, name, dtype, shape, op)
 
 
 def placed(ctx, x, how):
@@ -158,12 +153,12 @@ def placed(ctx, x, how):
 
 
 def lying_differently(store):
-    """What is wrong where tensors of members lie differently, whatever the first call of their kind was like.
+    """Tensors of members lie differently, whatever the first call of their kind was like.
 
-    Where all were on the heap, later calls with such tensors work on these.
+    Where all were on the heap, later calls with such tensors work on these: return which.
     """
     rank, size = start(store, timeout=datetime.timedelta(seconds=30))
-    ctx, peers, wrong = torch_backend.context_of(), dist.new_group(backend="gloo"), []
+    ctx, peers = torch_backend.context_of(), dist.new_group(backend="gloo")
     draw = random.Random(rank).choice
     every = collectives(list(range(size)), "cpu")
     for name in sorted(every, key=lambda name: not name.endswith("_tensor")):  # for others, some tensors are ours
@@ -184,12 +179,10 @@ def lying_differently(store):
                     ours[parts[1]] = whole.chunk(size)[rank]
                     if name == "all_gather_into_tensor":
                         ours[1].copy_(part)
-            if (work := call(*ours, async_op=turn % 2 == 1)) is not None:
-                work.wait()
+            finish(call(*ours, async_op=turn % 2 == 1))
             call(*theirs, group=peers)
             outputs = slice(1 if name.endswith(("_tensor", "_single")) else None)
-            if not all(map(torch.equal, flat(ours[outputs]), flat(theirs[outputs]))):
-                wrong.append((name, shape, turn))
+            assert all(map(torch.equal, flat(ours[outputs]), flat(theirs[outputs]))), (name, shape, turn)
     crowded = ctx.ones(1000)
     with mock.patch.object(type(ctx._binder.memory), "take", side_effect=UnsupportedError("no room")):
         dist.all_reduce(crowded)
@@ -202,18 +195,16 @@ def lying_differently(store):
     assert (x == size).all()
     assert (crowded == size).all()
     bound = ctx._binder.bound_anywhere.values()
-    found = {each.op for each in bound if each.request.direct_in and each.request.direct_out}
-    dist.destroy_process_group()
-    return wrong, found
+    return {each.op for each in bound if each.request.direct_in and each.request.direct_out}
 
 
 def operators_lying_differently(store):
-    """What is wrong in operators and the communicator where members' tensors lie differently, then alike, then again.
+    """Members' tensors lie differently in operators and the communicator, then alike, then again.
 
     Eager and compiled, in the world and in a group of two, beside another context with ordinary tensors.
     """
     rank, size = start(store, timeout=datetime.timedelta(seconds=60))
-    comm, ops, wrong = Communicator(dist.group.WORLD, heap_size="8MiB"), torch.ops.iris, []
+    comm, ops = Communicator(dist.group.WORLD, heap_size="8MiB"), torch.ops.iris
     ctx, other = (Iris("8MiB", device="cpu", group=dist.group.WORLD) for _ in range(2))
 
     def step(ctx, members, x, y, w, residual, gathered):
@@ -241,18 +232,15 @@ def operators_lying_differently(store):
             if rank in members:
                 wanted = step(other, members, *[each.clone() for each in given])
                 found = run(ctx, members, *placed_here)
-                pairs = enumerate(zip(found, wanted, strict=True))
-                wrong += [(seed, len(members), n) for n, pair in pairs if not torch.equal(*pair)]
+                assert [*map(torch.equal, found, wanted)] == [True] * len(wanted), (seed, members)
     dist.all_reduce(total := given[0].clone())
     assert torch.equal(total, summed)
     bound = [*ctx._binder.bound_anywhere.values(), *ctx._binder.fused_anywhere.values()]
     lie = "direct_in", "reach_a", "reach_out"
-    kinds = {each.op for each in bound if any(getattr(each.request, name, False) for name in lie)}
     for each in (ctx, other):
         each.close()
     comm.destroy()
-    dist.destroy_process_group()
-    return wrong, kinds
+    return {each.op for each in bound if any(getattr(each.request, name, False) for name in lie)}
 
 
 def calls(store):
@@ -299,7 +287,6 @@ def calls(store):
     assert torch.equal(*found)
     dist.barrier()
     assert "gloo" in torch_backend.explain()
-    dist.destroy_process_group()
 
 
 def promising_bits(store):
@@ -321,7 +308,6 @@ def promising_bits(store):
     x = inputs[rank].clone()
     dist.all_reduce(x)
     assert torch.equal(x, promised(case, inputs)[rank])
-    dist.destroy_process_group()
 
 
 def die(store, folder, device, by):
@@ -342,9 +328,8 @@ def die(store, folder, device, by):
         if net is not None:
             net(torch.ones(1, 4, device=device)).sum().backward()
             return
-        work = dist.all_reduce(x, async_op=device == "cuda")
-        if work is not None:
-            work.wait()
+        finish(dist.all_reduce(x, async_op=device == "cuda"))
+        if device == "cuda":
             torch.cuda.synchronize()
 
     step()
@@ -365,15 +350,7 @@ def late(store, is_async):
     dist.all_reduce(x)
     if rank == 1:
         time.sleep(5)
-    work = None
-
-    def call():
-        nonlocal work
-        work = dist.all_reduce(x, async_op=is_async)
-        if work is not None:
-            work.wait()
-
-    return said_by(call)
+    return said_by(lambda: finish(dist.all_reduce(x, async_op=is_async)))
 
 
 def program(text, port):
@@ -413,12 +390,11 @@ def gradients(store):
         "matmul_all_gather": lambda x: ops.matmul_all_gather(x.float(), b.float(), None, group),
         "norm": lambda x: torch.cat(ops.all_reduce_rms_norm(x.float(), 2 * x.float(), b[:, 0].float(), 1e-3, group)),
     }
-    wrong = {}
     for name, case in cases.items():
         x = torch.ones(2 * size, 4)
-        for forward in (lambda: torch.func.jvp(case, (x,), (x,)), lambda: torch.func.jacfwd(case)(x)):  # noqa: B023
-            if not (said := said_by(forward)).startswith("UnsupportedError: torch.ops.iris has no forward-mode"):
-                wrong[name] = said
+        no_such = "UnsupportedError: torch.ops.iris has no forward-mode"
+        for forward in (partial(torch.func.jvp, case, (x,), (x,)), partial(torch.func.jacfwd(case), x)):
+            assert unlike((no_such, forward)) == [], name
         shape = (2 * size, 4)
         x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(rank)).requires_grad_()
         y = case(x)
@@ -429,33 +405,27 @@ def gradients(store):
         ends = [(case(x.detach() + sign * step * direction) * weights).double().sum() for sign in (1, -1)]
         sums = torch.stack([(ends[0] - ends[1]) / (2 * step), (x.grad * direction).sum()]).double()
         dist.all_reduce(sums)
-        if not torch.allclose(sums[0], sums[1], rtol=1e-2 if y.dtype == torch.float32 else 1e-6):
-            wrong[name] = sums.tolist()
+        assert torch.allclose(sums[0], sums[1], rtol=1e-2 if y.dtype == torch.float32 else 1e-6), (name, sums)
         compiled = torch.compile(case, fullgraph=True, backend="aot_eager")
-        if not torch.equal(compiled(x.detach()), case(x.detach())):
-            wrong[name] = "compiled"
+        assert torch.equal(compiled(x.detach()), case(x.detach())), name
         eager, x.grad = x.grad, None
         (compiled(x) * weights).sum().backward()  # and no rank leaves a call out that others make
-        if not torch.allclose(x.grad, eager):
-            wrong[name] = "compiled gradient"
+        assert torch.allclose(x.grad, eager), name
     for dim, factor in enumerate((b, c)):
         found = []
         for needs in ((True, True), (rank == 0, rank == 1)):
             pair = [each.detach().float().requires_grad_(need) for each, need in zip((x, factor), needs, strict=True)]
             ops.all_gather_matmul(*pair, None, group, gather_dim=dim).sum().backward()
             found.append([each.grad for each in pair])
-        if found[1][1 - rank] is not None or not torch.equal(*(grads[rank] for grads in found)):
-            wrong[f"gathered along {dim}"] = "gradient of one factor"
+        assert found[1][1 - rank] is None, "the gradient of one factor"
+        assert torch.equal(*(grads[rank] for grads in found)), dim
     for op, call in (("all_reduce_", ops.all_reduce_), ("all_reduce_out", partial(ops.all_reduce_out, out=b.clone()))):
         for call_it in (call, torch.compile(call, fullgraph=True, backend="aot_eager")):
-            if f"iris::{op} records no gradient" not in said_by(call_it, b.clone().requires_grad_() * 1, "sum", group):
-                wrong[op] = "recorded"
+            recorded = b.clone().requires_grad_() * 1
+            assert unlike((f".*iris::{op} records no gradient", partial(call_it, recorded, "sum", group))) == []
     for x, call in ((whole((6,), torch.int32, 1), ops.reduce_scatter), (whole((8,), torch.int32, 1), ops.all_reduce)):
-        text = said_by(call, x, ("sum", "nonsense")[rank], group)
-        if not text.startswith("ArgumentError") or "op='nonsense' is no reduction; known are SUM" not in text:
-            wrong[str(call)] = text
-    dist.destroy_process_group()
-    return wrong
+        words = "ArgumentError.*op='nonsense' is no reduction; known are SUM"
+        assert unlike((words, partial(call, x, ("sum", "nonsense")[rank], group))) == []
 
 
 def trained(prepare, after):
@@ -494,7 +464,6 @@ def fsdp_on_the_heap(store):
     assert all(map(torch.equal, *parameters))
     assert blocks[:4] == [blocks[0]] * 4
     assert blocks[5:] == [blocks[5]] * 3 > [blocks[0]] * 3
-    dist.destroy_process_group()
 
 
 def large_beside_small(store, is_deterministic):
@@ -510,19 +479,14 @@ def large_beside_small(store, is_deterministic):
         with torch.cuda.stream(side):
             torch.cuda._sleep(1_000_000 * ((rank + turn) % size))
             dist.all_reduce(small)
-        work = dist.reduce_scatter_tensor(parted, wholes, async_op=turn % 2 == 0)
-        if work is not None:
-            work.wait()
+        finish(dist.reduce_scatter_tensor(parted, wholes, async_op=turn % 2 == 0))
         summed = dist.all_reduce(bucket.fill_(turn), async_op=True)
         dist.all_reduce(in_bucket)  # by Iris, on the stream that has not waited for the bucket
         summed.wait()
         in_bucket += bucket[-1000:]
     torch.cuda.synchronize()
     assert (small == size**6).all()
-    wanted = 0
-    for turn in range(6):
-        wanted = wanted * size + size * turn
-    assert (in_bucket == wanted).all()
+    assert (in_bucket == reduce(lambda total, turn: size * (total + turn), range(6))).all()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         dist.all_reduce(bucket, async_op=True).wait()  # by Iris again, which served the first call
@@ -532,4 +496,3 @@ def large_beside_small(store, is_deterministic):
     assert (parted == size * rank).all()
     assert wholes[:, 0].tolist() == list(range(size))
     assert ("cuda: nccl" in torch_backend.explain()) != is_deterministic
-    dist.destroy_process_group()

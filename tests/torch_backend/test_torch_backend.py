@@ -42,7 +42,7 @@ def ranks():
 
 @pytest.fixture
 def on_ranks(ranks, tmp_path):
-    return lambda job, num_ranks, *args: ranks.run(job, num_ranks, str(tmp_path / "store"), *args)
+    return lambda job, num_ranks, *args: ranks.run(jobs.in_group, num_ranks, str(tmp_path / "store"), job, *args)
 
 
 @pytest.mark.slow
@@ -56,16 +56,15 @@ def on_ranks(ranks, tmp_path):
 )  # fmt: skip
 def test_every_collective_is_as_the_peers(on_ranks, device, num_ranks, nodes):
     groups = [list(range(num_ranks)), [num_ranks - 1, 0]]
-    assert on_ranks(jobs.on_nodes, num_ranks, nodes, jobs.equal_to_peer, groups, device) == [[]] * num_ranks
+    on_ranks(jobs.on_nodes, num_ranks, nodes, jobs.equal_to_peer, groups, device)
 
 
 @pytest.mark.parametrize(("job", "num_ranks", "args", "answer"), [
-    (jobs.lying_differently, 3, (), ([], ON_HEAP)),
-    (jobs.operators_lying_differently, 3, (), ([], {"all_reduce", "all_reduce_rms_norm", *GATHERING})),
-    (jobs.gradients, 2, (), {}),
-    (jobs.promising_bits, 3, (), None), (jobs.fsdp_on_the_heap, 3, (), None),
+    (jobs.lying_differently, 3, (), ON_HEAP),
+    (jobs.operators_lying_differently, 3, (), {"all_reduce", "all_reduce_rms_norm", *GATHERING}),
+    (jobs.gradients, 2, (), None), (jobs.promising_bits, 3, (), None), (jobs.fsdp_on_the_heap, 3, (), None),
     (jobs.calls, 3, (), None), (groups.memory_of_the_group, 4, (), None),
-    (groups.groups_of_all_kinds, 4, (False,), []), (groups.groups_of_all_kinds, 4, (True,), []),
+    (groups.groups_of_all_kinds, 4, (False,), None), (groups.groups_of_all_kinds, 4, (True,), None),
     pytest.param(groups.beside_another_backend, 3, (), None, marks=MIXED),
     (groups.different_calls, 3, (), [["rank 0: barrier", f"ranks 1, 2: {op}"] for op in ("all_gather", "all_to_all")]),
     (groups.what_a_group_refuses, 3, (), None), *((groups.refused_by_all, 3, (each,), {}) for each in (False, True)),
@@ -74,7 +73,6 @@ def test_every_collective_is_as_the_peers(on_ranks, device, num_ranks, nodes):
     *((groups.events, 2, (each,), []) for each in (torch.profiler.profile, torch.autograd.profiler.profile)),
 ])  # fmt: skip
 def test_every_rank_says(on_ranks, job, num_ranks, args, answer):
-    """What the job's docstring says."""
     assert on_ranks(job, num_ranks, *args) == [answer] * num_ranks
 
 
@@ -126,7 +124,6 @@ def test_options():
         create(dist.distributed_c10d._DistributedBackendOptions(), dist.ProcessGroupGloo.create_default_device)
 
 
-# -- the communicator in the shape of vLLM's and SGLang's, programs of torch's own ------------------------------------
 @pytest.mark.parametrize("num_ranks", [3])
 @pytest.mark.parametrize("max_nbytes", [None, 0], ids=["Iris", "the group of the device"])
 def test_every_method(pool, num_ranks, max_nbytes):
@@ -150,10 +147,9 @@ def test_programs_run_unchanged(on_ranks, device, num_ranks, name):
         assert num_tensors >= 3
 
 
-# -- torch.compile ----------------------------------------------------------------------------------------------------
 def test_calls_of_contexts_are_in_one_graph_or_refused(ranks):
-    assert ranks.run(jobs_fuse.in_one_graph, 3) == [[[True] * 6, [True]] * 4] * 3
-    assert ranks.run(jobs_fuse.refusals, 2) == [[]] * 2
+    ranks.run(jobs_fuse.in_one_graph, 3)
+    ranks.run(jobs_fuse.refusals, 2)
 
 
 @apart(2)
@@ -193,7 +189,6 @@ def test_transformer_forward_and_backward(on_ranks, regather):
         assert backward == gradients | ({GATHER: 1} if regather else {})
 
 
-# -- torch's own suite ------------------------------------------------------------------------------------------------
 def suite_of_torch(folder, **environ):
     """Run the suite of torch's wheel; return names of what did not pass, how many tests passed, and what was said."""
     pytest.importorskip("expecttest")  # which that suite imports

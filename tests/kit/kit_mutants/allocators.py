@@ -19,7 +19,6 @@ from kit_mutants import wrong
 _kept = []  # what leaks on purpose
 
 
-# -- description ------------------------------------------------------------------------------------------------------
 def made(change):
     """An allocator that is changed once it is made."""
     return wrong(HostAllocator, __init__=lambda self, init, request: (init(request), change(self))[0])
@@ -53,7 +52,7 @@ class PlainError(HostAllocator):
         super().__init__(request)
 
 
-# -- memory: tensors, by (self, the right method, offset, size, what is called at the end) ----------------------------
+# By (self, the right method, offset, size, what is called at the end).
 def in_tensor(function):
     return wrong(HostAllocator, tensor=function)
 
@@ -102,7 +101,6 @@ CommitClears = wrong(HostAllocator, commit=lambda self, _, at, n: ctypes.memset(
 DecommitTooMuch = wrong(HostAllocator, decommit=lambda self, decommit, at, n: decommit(at, n + self.granularity))
 
 
-# -- the end ----------------------------------------------------------------------------------------------------------
 class CloseOnce(HostAllocator):
     def close(self):
         if self._memory is None:
@@ -121,7 +119,6 @@ class CloseTakesMemory(HostAllocator):
 
 
 LeakyMapping = wrong(HostAllocator, close=lambda self, close: (_kept.append(self._memory), close()))
-# -- peers ------------------------------------------------------------------------------------------------------------
 ShortExport = wrong(
     HostAllocator, export=lambda self, export: tuple(dataclasses.replace(s, nbytes=s.nbytes - 1) for s in export())
 )

@@ -76,7 +76,6 @@ SwappedMethod = offering(lambda right: {**right, "DeviceContext": device.OtherCo
 MuteMethods = offering(lambda right: {**right, "DeviceContext": device.MuteContext})
 
 
-# -- what a backend may have besides ----------------------------------------------------------------------------------
 OpenBarrier = wrong(TritonBackend, device_barrier=lambda self, *_: None)
 """Waits for nobody."""
 DeafTracing = wrong(TritonBackend, set_trace=lambda self, *_: None)
@@ -106,6 +105,5 @@ class OwnWords(TritonBackend):
         return super().self_test(context, announce)
 
 
-# -- the families of device.py ----------------------------------------------------------------------------------------
 for _kind in device.WRONG:
     globals()[_kind.title()] = offering(lambda right, kind=_kind: {**right, **device.FUNCTIONS[kind]})

@@ -13,7 +13,7 @@ from iris_core.types import Availability
 from kit_mutants import wrong
 from kit_mutants.reference import COMBINE, Done, Exchange, Push
 
-# -- wrong results, of (self, the right method, plan, inputs) ----------------------------------------------------------
+# Wrong results, of (self, the right method, plan, inputs).
 WrongOrder = wrong(Exchange, op="all_gather", result=lambda self, _, plan, inputs: torch.cat([*inputs[1:], inputs[0]]))
 """The inputs of the next ranks first."""
 SwappedChunks = wrong(Exchange, op="all_to_all", result=lambda self, _, plan, inputs: inputs[plan.request.rank])
@@ -54,7 +54,6 @@ class RoundedTwice(Exchange):
         return total.to(inputs[0].dtype) / len(inputs)
 
 
-# -- what else may not happen -----------------------------------------------------------------------------------------
 def finishing(change):
     """A collective that spoils its output at last: change(request, output, what it had before, result)."""
 
@@ -136,7 +135,6 @@ class PlansPileUp(Exchange):
         return super().prepare(request, context)
 
 
-# -- call after call --------------------------------------------------------------------------------------------------
 class Once(Exchange):
     """Its flags are up from the first call on."""
 
@@ -169,7 +167,6 @@ class NoExit(Push):
         pass
 
 
-# -- groups -----------------------------------------------------------------------------------------------------------
 class WholeWorld(launching(lambda plan, out, inp: plan.context.barrier())):
     """Waits for ranks that are no members."""
 
@@ -187,7 +184,6 @@ class OtherPeers(Push):
         return [heap.heap_bases[rank] + each for rank, each in enumerate(offsets)]
 
 
-# -- what they say ----------------------------------------------------------------------------------------------------
 def answering(supports):
     return wrong(Exchange, supports=supports)
 

@@ -22,7 +22,6 @@ from iris_triton._compat import aggregate
 from iris_triton.context import DeviceContext
 
 
-# -- called otherwise -------------------------------------------------------------------------------------------------
 @triton.jit
 def load_swapped(
     pointer, from_rank, to_rank, heap_bases, mask=None, other=None, cache_modifier=None, volatile=False, hint=None
@@ -50,7 +49,6 @@ for _name in set(language.__all__) - {"store"}:
     setattr(OtherContext, _name, getattr(DeviceContext, _name))
 
 
-# -- each function, with a mistake of each kind ------------------------------------------------------------------------
 _REMOTE = "from_rank, to_rank, heap_bases"
 _ORDER = "sem: tl.constexpr = None, scope: tl.constexpr = None"
 _WAIT = 'pointer, value, cmp: tl.constexpr = "ge"'
@@ -140,7 +138,6 @@ FUNCTIONS = {
 """The functions that a mistake of each kind can be made in."""
 
 
-# -- methods ----------------------------------------------------------------------------------------------------------
 @aggregate
 class MuteContext:
     """A DeviceContext whose methods do nothing."""
@@ -157,30 +154,11 @@ class MuteContext:
         return MuteContext(context_tensor)
 
 
-@triton.jit
-def _nothing(self, pointer, a=None, b=None, c=None, d=None, e=None, f=None):
-    pass
-
-
-@triton.jit
-def _here(self, pointer, a=None, b=None, c=None, d=None, e=None, f=None):
-    return tl.load(pointer)
-
-
-@triton.jit
-def _zero(self, pointer, a=None, b=None, c=None, d=None):
-    return tl.load(pointer) * 0
-
-
-@triton.jit
-def _one(self, pointer, a=None, b=None):
-    return 1
-
-
-for _names, _method in (
-    (("store", "get", "put", "copy", *SIGNALS, "barrier"), _nothing), ((*ATOMICS, "wait"), _here),
-    (("load", "load_acquire", "wait_any"), _zero), (("test",), _one),
+for _names, _text in (
+    (("store", "get", "put", "copy", *SIGNALS, "barrier"), "pass"), ((*ATOMICS, "wait"), "return tl.load(pointer)"),
+    (("load", "load_acquire", "wait_any"), "return tl.load(pointer) * 0"), (("test",), "return 1"),
 ):  # fmt: skip
+    _method = kernel_of(triton.jit, "self, pointer, a=None, b=None, c=None, d=None, e=None, f=None", _text, tl=tl)
     for _name in _names:
         setattr(MuteContext, _name, _method)
 

@@ -23,7 +23,6 @@ class RightGrowing(VmemAllocator):
         super().__init__(request, driver=FakeVmm())
 
 
-# -- growth -----------------------------------------------------------------------------------------------------------
 QuietCommit = wrong(RightGrowing, generation=property(lambda self: 1, lambda self, value: None))
 """Does not say that there is more."""
 UnsaidRest = wrong(RightGrowing, has_more=False)
@@ -54,7 +53,6 @@ class MovingPeer(RightGrowing):
         return type(mapping)(rank, mapping.base_ptr + self._moved * self.granularity, mapping.nbytes)
 
 
-# -- imports ----------------------------------------------------------------------------------------------------------
 def foretelling(function):
     """Functions of (self, the right method, tensor)."""
     return wrong(RightGrowing, import_extent=function)

@@ -14,6 +14,7 @@ from iris_triton.settings import TritonSettings
 from kit_mutants import killers
 
 _REMOTE = frozenset({Capability.REMOTE_LOAD_STORE, Capability.REMOTE_ATOMICS})
+RIGHT_ALLOCATOR = "iris_allocators.host:HostAllocator"
 
 
 class Settings(PluginSettings):
@@ -73,9 +74,6 @@ class UndescribedSettings(PluginSettings):
 
 def hooked(name, hook):
     return type("Hooked", (Plugin,), {f"iris_plugin_{name}": hookimpl(hook)})
-
-
-RIGHT_ALLOCATOR = "iris_allocators.host:HostAllocator"
 
 
 def _plugins(kind, module, names, prefix=""):

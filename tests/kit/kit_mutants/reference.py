@@ -62,7 +62,6 @@ class Exchange:
     def __init__(self, request):
         pass
 
-    # -- what it says -------------------------------------------------------------------------------------------------
     def supports(self, request):
         options = request.options
         if request.op != self.op:
@@ -81,7 +80,6 @@ class Exchange:
     def cost(self, request):
         return 1e-3 + request.nbytes * request.group_size / 1e8
 
-    # -- what it does -------------------------------------------------------------------------------------------------
     def prepare(self, request, context):
         return Plan(request, context)
 
