@@ -156,7 +156,7 @@ def test_a_device_error_names_the_tensor_in_which_the_word_lies(monkeypatch):
     with opened() as ctx:
         flags = ctx.zeros(3, dtype=torch.int64)
         late(ctx, flags[2:].data_ptr())
-        with pytest.raises(DeviceTimeoutError, match=re.escape("The word is byte 16 of zeros((3,), int64). ")):
+        with pytest.raises(errors.DeviceTimeoutError, match=re.escape("The word is byte 16 of zeros((3,), int64). ")):
             ctx.barrier()
 
 
