@@ -58,7 +58,7 @@ BUDGETS = {
     "iris_allocators/driver": 443,
     "iris_allocators/nccl": 234,
     "iris_allocators/vmem": 667,
-    "iris_triton/*.py": 1522,
+    "iris_triton/*.py": 1524,
     "iris_triton/collectives": 4249,
     "iris_triton/checker": 4116,
     "iris_triton/demos": 151,
@@ -98,7 +98,7 @@ FEATURES = {
     ),
     "checker": (4500, ("iris_triton.checker", "iris_core.cli.check", "iris_core.cli.all_orders")),
 }  # fmt: skip
-REST = 39_406
+REST = 39_408
 """Lines of all else, at most; 38,000 were planned."""
 
 # What does not keep to the rules yet: only ever shorter.

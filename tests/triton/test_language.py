@@ -63,19 +63,21 @@ def test_impossible_hints_are_refused(make_world, hint, text):
 
 
 @triton.jit
-def load_from(x, out, context, peer, world_size: tl.constexpr):
+def load_from(x, out, context, peer, world_size: tl.constexpr, RANKS: tl.constexpr):
     ctx = iris.DeviceContext.initialize(context, 0, world_size)
+    i = tl.arange(0, RANKS)
     tl.store(out, ctx.load(x, peer))
+    tl.store(out + i, ctx.load(x + i, peer + i))
 
 
 def test_a_rank_outside_the_world_is_named():
     with Iris("1MiB", device="cpu") as ctx:
         x, out = ctx.ones(1), torch.zeros(1)
-        load_from[(1,)](x, out, ctx.get_device_context(), 0, 1)
+        load_from[(1,)](x, out, ctx.get_device_context(), 0, 1, 1)
         assert out.item() == 1
-        for peer in (-1, 1, 7):
-            with pytest.raises(AssertionError, match=f"rank {peer} is addressed in a world of 1"):
-                load_from[(1,)](x, out, ctx.get_device_context(), peer, 1)
+        for peer, ranks, named in ((-1, 1, -1), (1, 1, 1), (7, 1, 7), (0, 2, 1)):
+            with pytest.raises(AssertionError, match=f"rank {named} is addressed in a world of 1"):
+                load_from[(1,)](x, out, ctx.get_device_context(), peer, 1, ranks)
 
 
 @table("module", [iris, interpreter, iris_gluon])

@@ -1,5 +1,6 @@
 """The device functions with ranks and heap bases filled in: methods of both languages' contexts, and DeviceContext."""
 
+import numpy as np
 import triton
 import triton.language as tl
 from triton.language import constexpr
@@ -29,8 +30,9 @@ def check_rank(rank, world_size):
 
 @cpu_entry(check_rank)
 def _refuse_rank(program, rank, world_size):
-    if not 0 <= rank < world_size:
-        raise AssertionError(f"rank {rank} is addressed in a world of {world_size}: add % world_size")
+    ranks = np.asarray(rank)  # of each element, or one
+    if (wrong := ranks[(ranks < 0) | (ranks >= world_size)]).size:
+        raise AssertionError(f"rank {wrong[0]} is addressed in a world of {world_size}: add % world_size")
 
 
 def _atomic(op):
