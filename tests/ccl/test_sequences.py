@@ -1,4 +1,4 @@
-"""Calls one after the other, beside each other, in groups and graphs, with handles that nobody waits for; messages."""
+"""Calls one after the other, beside each other, in groups and graphs, with handles that are dropped; messages."""
 
 import jobs_sequences as jobs
 import pytest

@@ -115,7 +115,7 @@ def replays_beside_calls(replays):
 
 
 def overlapping_replays(algorithm, count):
-    """What ranks are told of two graphs of one group at the same time on rank 0, and whether all is well afterwards."""
+    """The errors of two graphs of one group at the same time on rank 0, and whether all is well afterwards."""
     with environment(IRIS_DEVICE_TIMEOUT="2"), Iris("24MiB", device="cuda") as ctx:
         config, pairs = Config(algorithm=algorithm), pairs_for(ctx, "ab", count)
         warm()
@@ -132,14 +132,14 @@ def overlapping_replays(algorithm, count):
                 if ctx.cur_rank > 0:
                     torch.cuda._sleep((50 + 200 * number) * CYCLES_A_MS)
                 graph.replay()
-        told = said_by(ctx.barrier)
+        error = said_by(ctx.barrier)
         ctx.broadcast(None)
         ctx.ccl.reset()
         for out, inp in pairs:
             out.zero_()
             ctx.ccl.all_reduce(out, inp, config=config)
         ctx.barrier()
-        return told, are_sums(ctx, pairs)
+        return error, are_sums(ctx, pairs)
 
 
 def groups_crossed(rounds, fills):
@@ -225,7 +225,7 @@ def test_at_the_same_time(pool, job, args, num_ranks):
 def test_replays_at_the_same_time_are_reported(pool, algorithm, count, num_ranks):
     results = pool.run(overlapping_replays, num_ranks, algorithm, count, timeout_s=LIMIT_S)
     assert re.match(r"Device\w*Error: .*at the same time on the device of rank 0", results[0][0], re.DOTALL)
-    assert all(well and re.match("Device|$", told) for told, well in results)
+    assert all(well and re.match("Device|$", error) for error, well in results)
 
 
 def test_launches_that_return_when_their_kernel_is_done():

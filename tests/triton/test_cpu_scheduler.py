@@ -242,10 +242,10 @@ def make_ranks(size):
 
 def test_all_ranks_learn_that_they_stand_still():
     a, b, c = make_ranks(3)
-    told = [each.report(True) for _ in range(4) for each in (a, b, c)]
-    first = told.index(True)
+    found = [each.report(True) for _ in range(4) for each in (a, b, c)]
+    first = found.index(True)
     assert first >= 3 + 3  # nobody says so before all have polled twice behind somebody's first look
-    assert all(told[first:])
+    assert all(found[first:])
     assert not b.report(False)  # what was said of an earlier wait does not count
     assert not b.report(True)
 
@@ -254,7 +254,7 @@ def test_all_ranks_learn_that_they_stand_still():
 def test_a_rank_that_may_move_keeps_the_others_waiting(late):
     a, b, c = make_ranks(3)
     for turn in range(50):
-        told = [a.report(True), b.report(True)]
+        found = [a.report(True), b.report(True)]
         if late == "moves" or (late == "stops reporting" and turn == 0):
-            told.append(c.report(turn % 2 == 0))
-        assert not any(told)
+            found.append(c.report(turn % 2 == 0))
+        assert not any(found)

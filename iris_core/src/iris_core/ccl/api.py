@@ -360,5 +360,5 @@ class Collectives(Calls):
             if isinstance(group, list):
                 return self._find(op, tensors, tuple(group), config, first, second)
             key = None
-        call = bound or CollectiveCall(op, tensors, group, config, first, second)
-        return bound or self._prepare(call, key, lambda: self._bound)
+        given = group, config, first, second
+        return bound or self._prepare(CollectiveCall(op, tensors, *given), key, lambda: self._bound)

@@ -20,10 +20,10 @@ from iris_triton.collectives.pull import received_nbytes
 
 
 @triton.jit
-def _in_heap(row, bases, member, place, TOLD: tl.constexpr, SIZE: tl.constexpr):
-    """Return addresses at heap offset `place` of members (scalar or block); TOLD: plus the offset they published."""
+def _in_heap(row, bases, member, place, SENT: tl.constexpr, SIZE: tl.constexpr):
+    """Return addresses at heap offset `place` of members (scalar or block); SENT: plus the offset that they sent."""
     there = tl.load(bases + member) + place
-    if TOLD:
+    if SENT:
         there += sent(row, member, SIZE)
     return there
 
@@ -31,7 +31,7 @@ def _in_heap(row, bases, member, place, TOLD: tl.constexpr, SIZE: tl.constexpr):
 @triton.jit
 def _push_tiles(
     row, bases, place, inp, begin, apart, count, me, in_sizes, in_strides,
-    TOLD: tl.constexpr, SHARDED: tl.constexpr, SIZE: tl.constexpr, IN_DIMS: tl.constexpr, BLOCK: tl.constexpr
+    SENT: tl.constexpr, SHARDED: tl.constexpr, SIZE: tl.constexpr, IN_DIMS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """Push tile after tile to all members; see `_push`."""
     step = tl.num_programs(0).to(tl.int64) * BLOCK
@@ -42,14 +42,14 @@ def _push_tiles(
     if IN_DIMS == 0:
         members = members_of(SIZE).to(tl.int64)
         origins = inp.to(tl.int64) + (begin + members * apart) * item_nbytes(inp.dtype)
-        if are_aligned(origins | _in_heap(row, bases, members, place, TOLD, SIZE)):
+        if are_aligned(origins | _in_heap(row, bases, members, place, SENT, SIZE)):
             while at + BLOCK <= count:
                 origin = tl.multiple_of((inp + begin + at).to(ANEW).to(inp.dtype), 16)
                 if not SHARDED:
                     shared = tl.load(origin + lanes)
                 for i in range(SIZE):
                     member = (me + 1 + i) % SIZE
-                    there = _in_heap(row, bases, member, place, TOLD, SIZE).to(inp.dtype)
+                    there = _in_heap(row, bases, member, place, SENT, SIZE).to(inp.dtype)
                     if SHARDED:
                         origin = tl.multiple_of((inp + begin + member * apart + at).to(ANEW).to(inp.dtype), 16)
                         shared = tl.load(origin + lanes)
@@ -59,7 +59,7 @@ def _push_tiles(
         mask = at + lanes < count
         for i in range(SIZE):
             member = (me + 1 + i) % SIZE
-            there = _in_heap(row, bases, member, place, TOLD, SIZE).to(inp.dtype)
+            there = _in_heap(row, bases, member, place, SENT, SIZE).to(inp.dtype)
             index = strided(begin + member * apart + at + lanes, in_sizes, in_strides, IN_DIMS)
             tl.store(there + at + lanes, tl.load(inp + index, mask=mask), mask=mask)
         at += step
@@ -68,13 +68,13 @@ def _push_tiles(
 @triton.jit
 def _push(
     row, bases, place, inp, begin, apart, count, me, in_sizes, in_strides,
-    TOLD: tl.constexpr, SHARDED: tl.constexpr, TILES: tl.constexpr, SIZE: tl.constexpr, IN_DIMS: tl.constexpr,
+    SENT: tl.constexpr, SHARDED: tl.constexpr, TILES: tl.constexpr, SIZE: tl.constexpr, IN_DIMS: tl.constexpr,
     BLOCK: tl.constexpr
 ):  # fmt: skip
     """Push `count` elements to every member.
 
     Args:
-        row, bases, place, TOLD: where to, see `_in_heap`.
+        row, bases, place, SENT: where to, see `_in_heap`.
         inp: the input.
         begin: linear index of the part for member 0.
         apart: elements from one member's part to the next one's, if SHARDED; else all get the same.
@@ -85,7 +85,7 @@ def _push(
     apart = tl.cast(apart, tl.int64)
     if TILES:
         _push_tiles(
-            row, bases, place, inp, begin, apart, count, me, in_sizes, in_strides, TOLD, SHARDED, SIZE, IN_DIMS, BLOCK
+            row, bases, place, inp, begin, apart, count, me, in_sizes, in_strides, SENT, SHARDED, SIZE, IN_DIMS, BLOCK
         )
     else:
         for i in range(SIZE):
@@ -93,7 +93,7 @@ def _push(
             first = begin
             if SHARDED:
                 first += member * apart
-            there = _in_heap(row, bases, member, place, TOLD, SIZE).to(inp.dtype)
+            there = _in_heap(row, bases, member, place, SENT, SIZE).to(inp.dtype)
             copy(there, 0, inp, first, in_sizes, in_strides, count, 0, IN_DIMS, BLOCK)
 
 
