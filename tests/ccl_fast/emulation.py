@@ -18,6 +18,7 @@ from iris_triton.checker import benign_race
 from iris_triton.collectives.packets import arithmetic, mailbox, packet
 from iris_triton.collectives.parts.barrier import report_difference, report_overlap
 from iris_triton.gemm.packet_norm import PacketNorm
+from iris_triton.gemm.packet_product import PacketProduct
 from iris_triton.interpreter.entries import cpu_entry
 from iris_triton.language.flags import spin
 
@@ -161,6 +162,9 @@ def emulation(**variables):
     def offered(*, packets=True):
         return ours(packets=True) if packets else [*ours(packets=False), *emulated()]
 
-    everywhere = mock.patch.object(PacketNorm, "devices", tuple(DeviceType))
-    with environment(**variables), mock.patch.object(collectives, "collectives", offered), everywhere:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(environment(**variables))
+        stack.enter_context(mock.patch.object(collectives, "collectives", offered))
+        for kind in (PacketNorm, PacketProduct):
+            stack.enter_context(mock.patch.object(kind, "devices", tuple(DeviceType)))
         yield

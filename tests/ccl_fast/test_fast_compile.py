@@ -12,6 +12,7 @@ from tables import table
 from iris_triton.collectives.packets.exchange import exchange
 from iris_triton.collectives.packets.split import split
 from iris_triton.gemm.packet_norm import norm_packets
+from iris_triton.gemm.packet_product import packet_product
 from iris_triton.testing.compile_only import assembly, compile_for
 
 PUSH, POLL = "st.relaxed.sys.global.v4.b32", "ld.relaxed.sys.global.v4.b32"
@@ -130,6 +131,31 @@ def test_norms(size, dtype):
     begin, end = text.index("griddepcontrol.wait"), text.index("griddepcontrol.launch_dependents")
     assert begin < re.search(r"\bld\.(?!param)", text).start()
     assert text.rindex("ld.relaxed.sys") < end  # nothing waits for a peer afterwards
+
+
+@table("form", ["sum", "two", "rows", "all", "a"])
+@table("size", [2, pytest.param(4, marks=pytest.mark.exhaustive)])
+def test_products(size, form):
+    """Products by `wgmma`, whose tiles, or whose A, go as vectors and do not overflow the registers."""
+    tensors = dict.fromkeys(("out", "a", "b", "gathered"), torch.zeros(16, dtype=torch.bfloat16))
+    numbers = dict.fromkeys((
+        "bias_step", "a_scale_down", "a_scale_right", "b_scale_down", "b_scale_right"), 0
+    ) | dict.fromkeys(("a_right", "b_right", "out_right", "me", "rank", "LOOKS"), 1)  # fmt: skip
+    compiled = compile_for(packet_product, (), tensors | numbers | {
+        "bias": None, "a_scales": None, "b_scales": None, "counters": FLAGS, "words": FLAGS, "partial": torch.zeros(16),
+        "peers": peers(size), "kind": 5, "m": 64, "n": 4096, "k": 8192, "rows": 64 // size, "inner": 8192, "span": 4096,
+        "a_down": 8192, "b_down": 4096, "out_down": 4096, "tiles_n": 64, "slot": 1 << 16, "box": 1 << 21,
+        "half": 1 << 20, "timeout_ns": 10**9, "status": 1 << 40, "N": size, "FORM": form, "DIM": 0, "DT": tl.bfloat16,
+        "BIAS": "none", "A_ALIGNED": True, "B_ALIGNED": True, "OUT_ALIGNED": True, "BM": 64, "BN": 64, "BK": 128,
+        "EVEN_K": True, "PRECISION": "ieee", "A_CACHE": "", "B_CACHE": "", "STAGES": 5, "SCALES": "none", "SPLITS": 2,
+        "TURNED": True, "PROGRAMS": 128, "C": 512, "num_warps": 4,
+    })  # fmt: skip
+    text = assembly(compiled)
+    assert text.count("wgmma.mma_async") == 8
+    assert "cp.async.cg.shared.global" in text
+    assert PUSH in text
+    assert POLL in text
+    assert resources(compiled)[1] == 0
 
 
 @table(("given", "patterns"), [

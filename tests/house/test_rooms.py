@@ -59,10 +59,10 @@ BUDGETS = {
     "iris_allocators/nccl": 234,
     "iris_allocators/vmem": 667,
     "iris_triton/*.py": 1524,
-    "iris_triton/collectives": 4249,
+    "iris_triton/collectives": 4278,
     "iris_triton/checker": 4116,
     "iris_triton/demos": 151,
-    "iris_triton/gemm": 2289,
+    "iris_triton/gemm": 2686,
     "iris_triton/interpreter": 3666,
     "iris_triton/language": 1806,
     "iris_triton/rocm_iris": 1033,
@@ -86,19 +86,19 @@ FEATURES = {
             "iris_triton.interpreter.memory.network",
         ),
     ),
-    "experts, attention, norms, multicast, launches from C": (
-        3100,
+    "experts, attention, norms, products of few rows, multicast, launches from C": (
+        3500,
         (
             "iris_core.ops.experts", "iris_core.ops.attention", "iris_core.nn.expert_parallel", "iris_core.nn.norm",
             "iris_core.nn.sequence", "iris_core.providers.norms", "iris_triton.launcher",
             "iris_triton.collectives.experts", "iris_triton.collectives.nvls", "iris_triton.language.multimem",
-            "iris_triton.gemm.packet_norm", "iris_triton.gemm.reduce_norm", "iris_triton.gemm.ring_attention",
-            "iris_triton.gemm.flash_decode", "iris_triton.gemm.parts.attend",
+            "iris_triton.gemm.packet_norm", "iris_triton.gemm.packet_product", "iris_triton.gemm.reduce_norm", "iris_triton.gemm.ring_attention", "iris_triton.gemm.flash_decode",
+            "iris_triton.gemm.parts.attend",
         ),
     ),
     "checker": (4500, ("iris_triton.checker", "iris_core.cli.check", "iris_core.cli.all_orders")),
 }  # fmt: skip
-REST = 39_408
+REST = 39_444
 """Lines of all else, at most; 38,000 were planned."""
 
 # What does not keep to the rules yet: only ever shorter.

@@ -115,6 +115,26 @@ def form_cases(size):
             yield Case("matmul_reduce_scatter", algorithm, (1, 20, 3), bias="rows", out_place="ordinary")
 
 
+SPLIT = {"num_sms": 7, "block_size_n": 16, "block_size_k": 16}
+"""Several tiles, and several programs that share each; one more."""
+
+
+def packet_cases(size):
+    """Few rows; one tile of all, several for a program, or shared ones."""
+    forms = ((1, 16, 24), "float32", {}), ((5, 24, 160), "bfloat16", SPLIT), ((9, 40, 72), "float16", {"num_sms": 2})
+    every = [(op, dim) for op in OPS for dim in dims(op)]
+    for number, (op, dim) in enumerate(every):
+        for i, (shape, dtype, config) in enumerate(forms):
+            how = {"place": PLACES[(number + i) % 5], "out_place": PLACES[(number + 2 * i) % 5]}
+            bias = ("", "columns", "rows")[(number + i) % 3]
+            yield Case(op, "packets", shape, dtype, bias=bias, dim=dim, config=config, **how)
+        for scales in ("rows", "blocks") if op != "all_gather_matmul" else ():
+            config = {**SPLIT, "num_sms": 4, "block_size_k": 128}
+            yield Case(op, "packets", (4, 32, 1040), "float8_e4m3fn", "float32", dim=dim, scales=scales, config=config)
+    for bias in ("columns", "rows"):  # in two hops on 3 ranks and more
+        yield Case("matmul_all_reduce", "packets", (100, 1288, 40), "float32", bias=bias, config={"num_sms": 3})
+
+
 def all_cases(size):
     for make in (form_cases, layout_cases, piece_cases, scaled_cases):
         yield from (case for case in make(size) if size > 1 or "copy_engine" not in str(case.algorithm))

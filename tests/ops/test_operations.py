@@ -1,9 +1,12 @@
 """Every operation by every algorithm, with every dtype, shape and place, against torch in float64."""
 
+from functools import partial
+
 import pytest
 import torch
+from jobs_ccl import late_inside
 from jobs_ops import float32_precisions, run_cases
-from ops_cases import all_cases, thinned
+from ops_cases import all_cases, packet_cases, thinned
 from rank_counts import rank_counts
 
 from iris_core.providers import baseline
@@ -17,6 +20,16 @@ def test_results(pool, some, num_ranks, device):
     if device == "cpu":  # alone and on more ranks than processors, here and there
         cases = thinned(cases, num_ranks) if num_ranks > 2 else some(cases, 4 // num_ranks)
     for wrong in pool.run(run_cases, num_ranks, device, cases, 2, timeout_s=500.0):
+        assert wrong == []
+
+
+@pytest.mark.parametrize("num_ranks", rank_counts(2, 3, seldom=[4]))
+def test_packets(pool, tmp_path, num_ranks, device):
+    """On 3 CPU ranks and more, where they are late at random between two stores, a part of the cases."""
+    cases, job = list(packet_cases(num_ranks)), run_cases
+    if device == "cpu" and num_ranks > 2:
+        cases, job = thinned(cases, num_ranks), partial(late_inside, str(tmp_path / "changes"), 0.02, run_cases)
+    for wrong in pool.run(job, num_ranks, device, cases, 2, None, "", True, timeout_s=200.0):
         assert wrong == []
 
 

@@ -242,6 +242,6 @@ def test_replays_with_changing_data(pool, num_ranks):
         for algorithm in (*algorithms(op, num_ranks), *ENGINES.get(op, ()))
         for dim in (dims(op)[:1] if algorithm in ENGINES.get(op, ()) else dims(op))
         for place in ("heap", "ordinary")
-    ]
+    ] + [Case(op, "packets", (8, 264, 192), "bfloat16", dim=dims(op)[0], bias="columns") for op in OPS]
     found = pool.run(captured, num_ranks, "cuda", cases, 50, "", 10, "triton", timeout_s=500.0)
     assert found == [[]] * num_ranks

@@ -10,10 +10,12 @@ TABLES = Path(__file__).parent / "tables"
 
 def operations() -> list[FusedOperation | NormOperation]:
     """Return the algorithms."""
+    from iris_core.dispatch.products import OPS
     from iris_triton.gemm.copy_engine_product import CopyEngineGather, CopyEngineReduce
     from iris_triton.gemm.fetch_product import Fetch
     from iris_triton.gemm.matmul_reduce import Reduce
     from iris_triton.gemm.packet_norm import PacketNorm
+    from iris_triton.gemm.packet_product import PacketProduct
     from iris_triton.gemm.push_product import Push
     from iris_triton.gemm.reduce_norm import ReduceNorm
 
@@ -25,6 +27,7 @@ def operations() -> list[FusedOperation | NormOperation]:
         CopyEngineGather("all_gather_matmul", "copy_engine_push"),
         CopyEngineReduce("matmul_reduce_scatter", "copy_engine"),
         CopyEngineReduce("matmul_all_reduce", "copy_engine"),
+        *(PacketProduct(op, "packets") for op in OPS),
         PacketNorm(1, 1 << 20),
         PacketNorm(2, 32 << 20),
         ReduceNorm("one_shot", 1 << 20),

@@ -19,7 +19,7 @@ from iris_core.dispatch.team import Host
 from iris_core.errors import UnsupportedError
 from iris_core.types import DeviceType, NormRequest
 from iris_triton.collectives.packets import mailbox as boxes
-from iris_triton.collectives.packets.arithmetic import reduced
+from iris_triton.collectives.packets.arithmetic import elements_of, reduced
 from iris_triton.collectives.packets.data import load_data
 from iris_triton.collectives.packets.packet import clear, encode, poll, push
 from iris_triton.collectives.parts.collective import RUNTIME, Plan
@@ -28,20 +28,6 @@ from iris_triton.language.asm import follow, let_next_start
 from iris_triton.launcher import BoundKernel, early_launch
 
 ENC = tl.constexpr("sentinel")
-
-
-@triton.jit
-def _elements(words, DT: tl.constexpr, BLOCK: tl.constexpr):
-    """Return the data of packets, four blocks of words, as one block of elements in their order, float32."""
-    if DT.primitive_bitwidth == 32:
-        first = tl.join(words[0].to(DT, bitcast=True), words[2].to(DT, bitcast=True))
-        second = tl.join(words[1].to(DT, bitcast=True), words[3].to(DT, bitcast=True))
-        return tl.reshape(tl.join(first, second), (BLOCK,))
-    else:  # what is joined last changes fastest: halves of a word, then its last bit, then its first one
-        low = tl.join(tl.join(words[0], words[2]), tl.join(words[1], words[3]))
-        high = low >> 16
-        both = tl.join(low.to(tl.int16), high.to(tl.int16))
-        return tl.reshape(both, (BLOCK,)).to(DT, bitcast=True).to(tl.float32)
 
 
 @triton.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=TENSORS)
@@ -116,8 +102,8 @@ def norm_packets(
             let_next_start(EARLY)
         kept = (sums[0] * mask, sums[1] * mask, sums[2] * mask, sums[3] * mask)  # of packets that were not awaited, 0
         finish(
-            _elements(kept, DT, ELEMENTS), before, factors, t, out, residual, scales, hidden, eps, most, ALIGNED,
-            ELEMENTS, PARTS, parts, epoch + 1
+            elements_of(kept, DT, ELEMENTS).to(tl.float32), before, factors, t, out, residual, scales, hidden, eps,
+            most, ALIGNED, ELEMENTS, PARTS, parts, epoch + 1
         )  # fmt: skip
         if TWO:
             clear(mine, slot, mask, 1)

@@ -94,3 +94,32 @@ def reduced(words, N: tl.constexpr, W: tl.constexpr, DT: tl.constexpr, OP: tl.co
         for k in tl.static_range(W):
             total = total + (_reduced_word(words, k, N, W, DT, OP),)  # noqa: RUF005 - the compiler knows no star
     return total
+
+
+@triton.jit
+def elements_of(words, DT: tl.constexpr, BLOCK: tl.constexpr):
+    """Return the data of packets, four blocks of words, as one block of BLOCK elements of 16 or 32 bits in order."""
+    if DT.primitive_bitwidth == 32:
+        first = tl.join(words[0].to(DT, bitcast=True), words[2].to(DT, bitcast=True))
+        second = tl.join(words[1].to(DT, bitcast=True), words[3].to(DT, bitcast=True))
+        return tl.reshape(tl.join(first, second), (BLOCK,))
+    else:  # what is joined last changes fastest: halves of a word, then its last bit, then its first one
+        low = tl.join(tl.join(words[0], words[2]), tl.join(words[1], words[3]))
+        high = low >> 16
+        both = tl.join(low.to(tl.int16), high.to(tl.int16))
+        return tl.reshape(both, (BLOCK,)).to(DT, bitcast=True)
+
+
+@triton.jit
+def words_of(elements, PACKETS: tl.constexpr):
+    """Return a block of elements of 16 or 32 bits as four blocks of words of so many packets: undoes `elements_of`."""
+    if elements.dtype.primitive_bitwidth == 32:
+        words = tl.reshape(elements.to(tl.int32, bitcast=True), (PACKETS, 2, 2))
+    else:
+        halves = tl.reshape(elements.to(tl.int16, bitcast=True).to(tl.int32), (PACKETS, 2, 2, 2))
+        low, high = tl.split(halves)
+        words = (low & 0xFFFF) | (high << 16)
+    even, odd = tl.split(words)
+    first, third = tl.split(even)
+    second, fourth = tl.split(odd)
+    return first, second, third, fourth

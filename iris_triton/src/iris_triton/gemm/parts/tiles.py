@@ -74,12 +74,14 @@ def add_product(
     acc, a, b, row, column, rows, columns, inner, a_down, a_right, b_down, b_right,
     a_scales, b_scales, a_scale_down, a_scale_right, b_scale_down, b_scale_right,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
-    A_CACHE: tl.constexpr, B_CACHE: tl.constexpr, STAGES: tl.constexpr, SCALES: tl.constexpr
+    A_CACHE: tl.constexpr, B_CACHE: tl.constexpr, STAGES: tl.constexpr, SCALES: tl.constexpr,
+    TURNED: tl.constexpr = False
 ):  # fmt: skip
     """Add the tile of A @ B that begins at (row, column) to `acc`, float32[BM, BN]; of scaled rows, to zeros only.
 
     A has rows x inner elements, B inner x columns; what lies beyond them counts as 0.  Scaled blocks are summed apart,
-    as in DeepGEMM (DeepSeek, 2025): BN and BK divide them.
+    as in DeepGEMM (DeepSeek, 2025): BN and BK divide them.  With TURNED, which takes no scales, `acc` is transposed:
+    matrix units of Hopper take 64 rows at least, which B has where A has few.
     """
     i = row + tl.arange(0, BM)
     j = column + tl.arange(0, BN)
@@ -101,6 +103,8 @@ def add_product(
             down = tl.load(a_scales + i.to(tl.int64) * a_scale_down + block * a_scale_right, mask=i < rows, other=0.0)
             factors = down * tl.load(b_scales + column // _SCALED_BLOCK * b_scale_right + block * b_scale_down)
             acc += tl.dot(left, right, input_precision=PRECISION) * factors[:, None]
+        elif TURNED:
+            acc = tl.dot(right.trans(), left.trans(), acc, input_precision=PRECISION)
         else:
             acc = tl.dot(left, right, acc, input_precision=PRECISION)
         a_at += a_step

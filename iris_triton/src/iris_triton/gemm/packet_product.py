@@ -1,0 +1,404 @@
+"""`packets`: products of few rows (up to 128) on NVIDIA GPUs, in one launch, whose tiles or whose A travel as packets.
+
+Chosen for few rows, as measurements say: then a product takes as long as B takes to be read, and what matters is that
+nothing is added to that.  Programs divide the columns, and where these are few also the inner dimension (split-K);
+partial sums of a tile are added by its first program, in order.
+
+    matmul_all_reduce       tiles go to all members, each of which adds them up; where that are many bytes, a member
+                            adds up its band of each tile's rows, and sends the sums to all
+    matmul_reduce_scatter   rows of a tile go to the member that gets them
+    matmul_all_gather       tiles go to all members
+    all_gather_matmul       A goes to all members, into local memory
+
+Packets and mailbox are those of `iris_triton.collectives.packets`, and so is when a place of it is free again.
+Products are rounded to the output's type before they are sent, and summed in the group's order, in float32.
+"""
+
+from typing import Any, ClassVar
+
+import torch
+import triton
+import triton.language as tl
+
+from iris_core.dispatch.products import SCALED_BLOCK
+from iris_core.dispatch.team import Host, lasting
+from iris_core.errors import UnsupportedError
+from iris_core.providers.baseline import bind_scales
+from iris_core.providers.model import fixed_s, moving_s, product_s
+from iris_core.types import DeviceType, FusedRequest
+from iris_triton.collectives.packets import mailbox as boxes
+from iris_triton.collectives.packets.arithmetic import elements_of, words_of
+from iris_triton.collectives.packets.packet import clear, encode, poll, push
+from iris_triton.collectives.parts.barrier import publish
+from iris_triton.collectives.parts.elements import item_nbytes
+from iris_triton.gemm.fetch_product import after_gathering
+from iris_triton.gemm.parts import tiles as parts
+from iris_triton.gemm.parts.fused import Fused, Plan, Tiling, arguments_of, bind
+from iris_triton.language.flags import await_flag, await_flags, lanes_for
+
+_SCALED_BLOCK = tl.constexpr(SCALED_BLOCK)
+ENC = tl.constexpr("sentinel")
+
+
+@triton.jit
+def _packet(words, i: tl.constexpr):
+    return words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]
+
+
+@triton.jit
+def _gather(
+    a, gathered, words, peers, at, slot, me, epoch, rows, inner, k, a_down, a_right, timeout_ns, status, rank,
+    N: tl.constexpr, DIM: tl.constexpr, SEND: tl.constexpr, PROGRAMS: tl.constexpr, C: tl.constexpr
+):  # fmt: skip
+    """Send this program's part of A to all members (SEND), or store what came from all, and wait for other programs."""
+    EACH: tl.constexpr = 16 // item_nbytes(a.dtype)
+    packets = inner // EACH  # of a row
+    total = rows * packets
+    mark = boxes.mark_of(epoch)
+    for s in range(tl.program_id(0) * C, total, PROGRAMS * C):
+        packet = s + tl.arange(0, C)
+        mask, flags = (packet < total).to(tl.int32), packet * 0
+        element = s * EACH + tl.arange(0, C * EACH)
+        row, column = element // inner, element % inner
+        place = packet.to(tl.int64) * 16 + at
+        if SEND:
+            where = a + row.to(tl.int64) * a_down + column * a_right
+            values = tl.load(where, mask=element < total * EACH, other=0.0)
+            raw = encode(words_of(values, C), mark, flags, ENC)
+            for i in tl.static_range(N):
+                push(peers[i] + me * slot + place, raw, mask, flags, ENC)
+        else:
+            mine = peers[N - 1] + place
+            came = poll(mine, slot, mark, mask, flags, timeout_ns, status, rank, N, ENC, 0)
+            for i in tl.static_range(N):
+                values = elements_of(_packet(came, i), a.dtype.element_ty, C * EACH)
+                line, right = (i * rows + row, column) if DIM == 0 else (row, i * inner + column)
+                tl.store(gathered + (line.to(tl.int64) * k + right), values, mask=element < total * EACH)
+            clear(mine, slot, mask, N)
+    if not SEND:
+        publish(words + tl.program_id(0), epoch + 1, "gpu")
+        lanes = lanes_for(PROGRAMS)
+        await_flags(
+            words + lanes % PROGRAMS, epoch + 1, lanes < PROGRAMS, "eq", "acquire", "gpu", timeout_ns,
+            tl.cast(status, tl.int64), rank
+        )  # fmt: skip
+
+
+@triton.jit
+def _send_tile(
+    acc, t, peers, at, slot, me, mark, m, n, rows, column,
+    N: tl.constexpr, DT: tl.constexpr, OWNED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr
+):  # fmt: skip
+    """Send a tile, float32[BM, BN], to all members, or with OWNED each `rows` rows to the member that owns them."""
+    EACH: tl.constexpr = 128 // DT.primitive_bitwidth
+    ACROSS: tl.constexpr = BN // EACH  # packets of a row
+    words = words_of(tl.reshape(acc.to(DT), (BM * BN,)), BM * ACROSS)
+    packet = tl.arange(0, BM * ACROSS)
+    row = packet // ACROSS
+    flags = packet * 0
+    mask = ((row < m) & (column + packet % ACROSS * EACH < n)).to(tl.int32)
+    raw = encode(words, mark, flags, ENC)
+    if OWNED:
+        owner = row // rows
+        place = t * rows * ACROSS + packet - owner * rows * ACROSS
+        there = boxes.pick(peers, (owner + (N - 1) - me) % N, N)
+        push(there + (at + me * slot) + place.to(tl.int64) * 16, raw, mask, flags, ENC)
+    else:
+        place = (t * rows * ACROSS + packet).to(tl.int64) * 16 + (at + me * slot)
+        for i in tl.static_range(N):
+            push(peers[i] + place, raw, mask, flags, ENC)
+
+
+@triton.jit
+def _packets_of(t, s, rows, end, column, n, C: tl.constexpr, BN: tl.constexpr, DT: tl.constexpr):
+    """Return bytes and mask of C packets of `rows` rows of tile t, and row, column and mask of their elements.
+
+    There are rows up to `end`, within the tile's, and columns up to n.
+    """
+    EACH: tl.constexpr = 128 // DT.primitive_bitwidth
+    ACROSS: tl.constexpr = BN // EACH
+    packet, element = s + tl.arange(0, C), s * EACH + tl.arange(0, C * EACH)
+    mask = (packet // ACROSS < end) & (column + packet % ACROSS * EACH < n)
+    row, j = element // BN, column + element % BN
+    return (t * rows * ACROSS + packet).to(tl.int64) * 16, mask.to(tl.int32), row, j, (row < end) & (j < n)
+
+
+_RUNTIME = (*parts.RUNTIME, "rows", "slot", "kind", "box", "half")
+
+
+@triton.jit(do_not_specialize=_RUNTIME, do_not_specialize_on_alignment=parts.PER_CALL)
+def packet_product(
+    out, a, b, bias, counters, peers, partial, words, gathered, me, rank, kind, m, n, k, rows, inner, span, a_down,
+    a_right, b_down, b_right, out_down, out_right, bias_step, tiles_n, slot, box, half, timeout_ns, status, a_scales,
+    b_scales, a_scale_down, a_scale_right, b_scale_down, b_scale_right,
+    N: tl.constexpr, FORM: tl.constexpr, DIM: tl.constexpr, DT: tl.constexpr, BIAS: tl.constexpr,
+    A_ALIGNED: tl.constexpr, B_ALIGNED: tl.constexpr, OUT_ALIGNED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr, A_CACHE: tl.constexpr, B_CACHE: tl.constexpr,
+    STAGES: tl.constexpr, SCALES: tl.constexpr, SPLITS: tl.constexpr, TURNED: tl.constexpr,
+    PROGRAMS: tl.constexpr, C: tl.constexpr, LOOKS: tl.constexpr
+):  # fmt: skip
+    """Multiply, and exchange tiles or A.  All programs have to be there at the same time.
+
+    Args (beside those of `iris_triton.gemm.parts.tiles`):
+        counters, peers, kind, box, half, N, LOOKS: see `iris_triton.collectives.packets.exchange.exchange`.
+        partial: float32, local memory for the tiles of all splits but the first.
+        words: int32, local: of programs, then of tiles and splits; an epoch and 1 when what they say is there.
+        gathered: local memory for A of all members, m x k; None but for all_gather_matmul.
+        rows, inner: what a member sends of A; else the rows that it owns, of m.
+        span: inner dimension of a split.
+        slot: bytes of the mailbox for what one member sends in one hop.
+        FORM: "all" (tiles to all), "sum" (also, and they are summed), "rows" (rows to their owner, who sums them),
+            "two" (the same, and the owner sends the sums to all), "a" (A to all).
+        DT: type of what is summed or gathered.
+        SPLITS, TURNED: programs that share a tile; see `add_product`.
+        C: packets that are received at a time: one for each thread at least.
+    """
+    program = tl.program_id(0)
+    groups: tl.constexpr = PROGRAMS // SPLITS
+    group, split = program % groups, program // groups
+    first = split * span
+    end = tl.minimum(first + span, k)
+    epoch, found = boxes.look(counters, 1, me, N, LOOKS)
+    at = tl.cast(box, tl.int64) + (epoch & 1).to(tl.int64) * half
+    mark = boxes.mark_of(epoch)
+    tile_words = words
+    if FORM == "a":
+        _gather(
+            a, gathered, words, peers, at, slot, me, epoch, rows, inner, k, a_down, a_right, timeout_ns, status, rank,
+            N, DIM, True, PROGRAMS, C
+        )  # fmt: skip
+        claimed = boxes.advance(found, counters, epoch, 1, kind, peers, me, status, rank, N)
+        _gather(
+            a, gathered, words, peers, at, slot, me, epoch, rows, inner, k, a_down, a_right, timeout_ns, status, rank,
+            N, DIM, False, PROGRAMS, C
+        )  # fmt: skip
+        tile_words += PROGRAMS
+        left, left_down = gathered, k
+    else:
+        left, left_down = parts.wide(a, A_ALIGNED), a_down
+    if SCALES == "blocks":
+        a_scales += first // _SCALED_BLOCK * a_scale_right
+        b_scales += first // _SCALED_BLOCK * b_scale_down
+    for t in range(group, tiles_n, groups):
+        column = t * BN
+        ROWS: tl.constexpr = BN if TURNED else BM
+        acc = tl.zeros((ROWS, BM + BN - ROWS), tl.float32)
+        acc = parts.add_product(
+            acc, left + tl.cast(first, tl.int64) * (1 if FORM == "a" else a_right),
+            parts.wide(b, B_ALIGNED) + tl.cast(first, tl.int64) * b_down, 0, column, m, n, end - first,
+            left_down, 1 if FORM == "a" else a_right, b_down, b_right, a_scales, b_scales, a_scale_down, a_scale_right,
+            b_scale_down, b_scale_right, BM, BN, BK, EVEN_K, PRECISION, A_CACHE, B_CACHE, STAGES, SCALES, TURNED
+        )  # fmt: skip
+        lanes = tl.arange(0, ROWS)[:, None] * (BM + BN - ROWS) + tl.arange(0, BM + BN - ROWS)[None, :]
+        if SPLITS > 1:
+            if split > 0:
+                tl.store(partial + (tl.cast(split - 1, tl.int64) * tiles_n + t) * (BM * BN) + lanes, acc)
+                publish(tile_words + (t * SPLITS + split), epoch + 1, "gpu")
+            else:
+                for i in tl.static_range(1, SPLITS):
+                    await_flag(
+                        tile_words + (t * SPLITS + i), epoch + 1, "eq", "acquire", "gpu", timeout_ns,
+                        tl.cast(status, tl.int64), rank
+                    )  # fmt: skip
+                    acc += tl.load(partial + (tl.cast(i - 1, tl.int64) * tiles_n + t) * (BM * BN) + lanes)
+        if split == 0:
+            tile = acc.trans() if TURNED else acc
+            if FORM == "a" or FORM == "all":  # a member's bias is that of its product
+                tile = parts.with_bias(tile, bias, 0, column, m, n, bias_step, BIAS, BM, BN)
+            if FORM == "a":
+                parts.store_tile(parts.wide(out, OUT_ALIGNED), tile, 0, column, m, n, out_down, out_right, BM, BN)
+            else:
+                _send_tile(
+                    tile, t, peers, at, slot, me, mark, m, n, rows, column, N, DT, FORM == "rows" or FORM == "two",
+                    BM, BN
+                )  # fmt: skip
+    if FORM != "a":  # only now: nothing waits for the epoch before
+        claimed = boxes.advance(found, counters, epoch, 1, kind, peers, me, status, rank, N)
+        if split == 0:
+            SUMS: tl.constexpr = FORM == "two"
+            EACH: tl.constexpr = 128 // DT.primitive_bitwidth
+            before = 0  # rows before those that this rank owns
+            owned = rows
+            if FORM == "two" or FORM == "rows":
+                before = me * rows
+                owned = tl.minimum(tl.maximum(m - before, 0), rows)
+            total = owned * (BN // EACH)
+            for t in range(group, tiles_n, groups):
+                column = t * BN
+                for s in range(0, total, C):
+                    place, mask, row, j, is_there = _packets_of(t, s, rows, owned, column, n, C, BN, DT)
+                    flags = mask * 0
+                    mine = peers[N - 1] + at + place
+                    came = poll(mine, slot, mark, mask, flags, timeout_ns, status, rank, N, ENC, 0)
+                    acc = tl.zeros((C * EACH,), tl.float32)
+                    for i in tl.static_range(N):
+                        values = elements_of(_packet(came, i), DT, C * EACH)
+                        if FORM == "all":
+                            there = row.to(tl.int64) * out_down + j * out_right
+                            there += tl.cast(i, tl.int64) * (m * out_down if DIM == 0 else n * out_right)
+                            tl.store(parts.wide(out, OUT_ALIGNED) + there, values, mask=is_there)
+                        else:
+                            acc += values.to(tl.float32)
+                    if FORM != "all":
+                        if BIAS == "columns":
+                            acc += tl.load(bias + j.to(tl.int64) * bias_step, mask=is_there, other=0.0).to(tl.float32)
+                        elif BIAS == "rows":
+                            of_row = (row if FORM == "rows" else before + row).to(tl.int64) * bias_step
+                            acc += tl.load(bias + of_row, mask=is_there, other=0.0).to(tl.float32)
+                        if SUMS:
+                            raw = encode(words_of(acc.to(DT), C), mark, flags, ENC)
+                            for i in tl.static_range(N):
+                                push(peers[i] + (at + (N + me) * slot) + place, raw, mask, flags, ENC)
+                        else:
+                            there = row.to(tl.int64) * out_down + j * out_right
+                            tl.store(parts.wide(out, OUT_ALIGNED) + there, acc.to(DT), mask=is_there)
+                    clear(mine, slot, mask, N)
+            if SUMS:
+                for t in range(group, tiles_n, groups):
+                    column = t * BN
+                    for i in tl.static_range(N):  # a report names the sender, which is a constant of the assembly
+                        owned = tl.minimum(tl.maximum(m - i * rows, 0), rows)
+                        for s in range(0, owned * (BN // EACH), C):
+                            place, mask, row, j, is_there = _packets_of(t, s, rows, owned, column, n, C, BN, DT)
+                            mine = peers[N - 1] + (at + (N + i) * slot) + place
+                            came = poll(mine, slot, mark, mask, mask * 0, timeout_ns, status, rank, 1, ENC, 0, i)
+                            there = (i * rows + row).to(tl.int64) * out_down + j * out_right
+                            values = elements_of(came, DT, C * EACH)
+                            tl.store(parts.wide(out, OUT_ALIGNED) + there, values, mask=is_there)
+                            clear(mine, slot, mask, 1)
+    boxes.end(counters, epoch + 1)
+    boxes.confirm(counters, claimed, epoch, me, status, rank)
+
+
+_MOST_ROWS, _MOST_SPLITS = 128, 8
+_SHARED_NBYTES = {"sm_90": 200_000, "sm_100": 200_000, "": 96_000}  # of a program, for its stages
+_MANY = 8192  # elements of a tile from which on 8 warps are faster than 4 (H200)
+_HELD = 16  # packets that a thread receives at a time, of all members
+_HOP_S, _WIRE = 1.0e-6, 3.4e11  # of the model: seconds, and bytes per second
+_SUMMED = "matmul_all_reduce", "matmul_reduce_scatter"
+
+
+class PacketProduct(Fused):
+    """`packets`: one tile holds all rows."""
+
+    deterministic = True
+    devices: tuple[DeviceType, ...] = (DeviceType.CUDA,)  # tests of the protocol emulate the assembly on others
+    uses = (
+        "block_size_n",
+        "block_size_k",
+        "num_sms",
+        "cache_modifier_a",
+        "cache_modifier_b",
+        "num_warps",
+        "num_stages",
+    )
+    serves: ClassVar[dict[str, Any]] = {"layout": "torch"}
+
+    def _problem(self, request: FusedRequest) -> str:
+        if problem := super()._problem(request):
+            return problem
+        if request.target.type not in self.devices:
+            return "its packets are assembly for NVIDIA GPUs"
+        if request.group_size > boxes.MAX_MEMBERS:
+            return f"it serves groups of up to {boxes.MAX_MEMBERS} ranks, and this one has {request.group_size}"
+        if request.m > _MOST_ROWS:
+            return f"it serves products of up to {_MOST_ROWS} rows"
+        dtype = getattr(torch, request.dtype if self.op == "all_gather_matmul" else request.out_dtype)
+        if not dtype.is_floating_point or dtype.itemsize not in (2, 4):
+            return f"its packets carry floats of 16 and 32 bits, and not {dtype}"
+        return "" if self._sent(request)[1] * dtype.itemsize % boxes.PACKET == 0 else "rows are no multiple of 16 bytes"
+
+    def _sent(self, request: FusedRequest) -> tuple[int, int]:
+        """Return rows and columns of what a member sends to one other: of the product, or of A."""
+        size = request.group_size
+        if self.op == "all_gather_matmul":
+            by_rows = request.options["gather_dim"] == 0
+            return (request.m // size, request.k) if by_rows else (request.m, request.k // size)
+        return request.m // size if self.op == "matmul_reduce_scatter" else request.m, request.n
+
+    def _form(self, request: FusedRequest) -> str:
+        if self.op != "matmul_all_reduce":
+            return {"matmul_reduce_scatter": "rows", "matmul_all_gather": "all", "all_gather_matmul": "a"}[self.op]
+        size = request.group_size  # in two hops fewer bytes are sent
+        saved = (size - 1) * (1 - 2 / size) * request.m * request.n * getattr(torch, request.out_dtype).itemsize
+        return "two" if saved > _HOP_S * _WIRE else "sum"
+
+    def cost(self, request: FusedRequest) -> float:
+        """Estimate seconds: as a library's product, then what goes over the links."""
+        return product_s(request) + moving_s(request) + fixed_s(request, launches=1, barriers=0)
+
+    def _offered(self, request: FusedRequest) -> list[dict[str, Any]]:
+        """Fields of configs: tiles of more or fewer columns."""
+        return [{"block_size_n": 32}, {"block_size_n": 64}, {"block_size_n": 128}]
+
+    def _tiling(self, request: FusedRequest, most: int) -> Tiling:
+        """Return the tiles for `most` programs at most, of which SPLITS share one."""
+        config, item = request.options["config"], getattr(torch, request.dtype).itemsize
+        on_cpu = request.target.type is DeviceType.CPU
+        rows = max(16, triton.next_power_of_2(request.m))
+        columns = config.get("block_size_n", 64 if request.n <= 64 * most else 128)
+        deep = config.get("block_size_k", (256 if rows <= 64 and columns <= 64 else 128) // item)
+        if request.scales == "blocks":
+            deep = min(deep, SCALED_BLOCK)
+        stage = (rows + columns) * deep * item
+        shared = _SHARED_NBYTES.get(request.target.arch, _SHARED_NBYTES[""])
+        stages = config.get("num_stages", max(2, min(6, shared // stage)))
+        tiles, unit = -(-request.n // columns), max(deep, SCALED_BLOCK if request.scales == "blocks" else 1)
+        splits = max(1, min(most // tiles, _MOST_SPLITS, request.k // (4 * unit)))
+        span = -(-request.k // (splits * unit)) * unit
+        splits = -(-request.k // span)
+        groups = -(-tiles // -(-tiles // (most // splits)))  # all have equally many tiles, or one less
+        constants = {
+            "BM": rows, "BN": columns, "BK": deep, "EVEN_K": request.k % deep == 0, "STAGES": 1 if on_cpu else stages,
+            "PRECISION": "tf32" if request.options["tf32"] and not on_cpu else "ieee",
+            "A_CACHE": config.get("cache_modifier_a", ""), "B_CACHE": config.get("cache_modifier_b", ""),
+            "SPLITS": splits, "TURNED": request.scales == "none" and columns >= 64, "PROGRAMS": groups * splits,
+            "span": span,
+        }  # fmt: skip
+        warps = config.get("num_warps", 8 if rows * columns >= _MANY else 4)
+        return Tiling(rows, columns, constants, {} if on_cpu else {"num_warps": warps})
+
+    def prepare(self, request: FusedRequest, host: Host) -> Plan:
+        team, config, on_cpu = host.team, request.options["config"], request.target.type is DeviceType.CPU
+        most = min(config.get("num_sms", 1 if on_cpu else host.processors), boxes.MAX_PROGRAMS)
+        tiles = self._tiling(request, most if on_cpu else min(most, host.processors))
+        splits, programs = tiles.constants["SPLITS"], tiles.constants["PROGRAMS"]
+        warps = tiles.options.get("num_warps", 1)
+        form, size = self._form(request), team.size
+        dtype = request.dtype if form == "a" else request.out_dtype
+        each = boxes.PACKET // getattr(torch, dtype).itemsize
+        rows, width = self._sent(request)
+        if form == "two":
+            rows = -(-request.m // size)
+        tiles_n = -(-request.n // tiles.block_n)
+        packets = rows * width // each if form == "a" else tiles_n * rows * (tiles.block_n // each)
+        hops = 2 if form == "two" else 1
+        least = 32 * warps  # of what is received at a time: no two threads hold the same packet
+        share = -(-packets // programs) if form == "a" else rows * tiles.block_n // each
+        most_each = 1 << (_HELD // size).bit_length() - 1  # size is at most 8
+        here = max(least, min(least * most_each, triton.next_power_of_2(share)))
+        mailbox = boxes.mailbox_for(team, "sentinel", packets, hops * size, 1)
+        if mailbox.pieces > 1:
+            raise UnsupportedError(f"{self.name!r} needs a workspace that holds all tiles: see IRIS_CCL_WORKSPACE")
+        words = lasting(lambda: torch.zeros(programs + tiles_n * splits, dtype=torch.int32, device=team.device))
+        if words.is_cuda:
+            torch.cuda.current_stream(words.device).synchronize()  # it may first be used on another stream
+        partial = gathered = None
+        if splits > 1:
+            nbytes = 4 * (splits - 1) * tiles_n * tiles.block_m * tiles.block_n
+            partial = host.scratch(nbytes, "parts of sums")[:nbytes].view(torch.float32)
+        if form == "a":
+            gathered = host.scratch(size * packets * boxes.PACKET, "gathered").view(getattr(torch, dtype))
+        arguments = arguments_of(request, tiles, request.m, request.out_stride)
+        arguments |= {
+            "peers": tuple(team.base_ptrs[(team.rank + 1 + i) % size] for i in range(size)),
+            "counters": mailbox.counters, "box": mailbox.offset_bytes, "half": mailbox.half_nbytes,
+            "kind": request.options.get("kind", 0), "N": size, "LOOKS": boxes.looks_of(programs, warps),
+            "partial": partial, "words": words, "gathered": gathered, "rows": rows, "inner": width,
+            "slot": packets * boxes.PACKET, "FORM": form, "DIM": request.options.get("gather_dim", 0),
+            "DT": getattr(tl, dtype), "C": here,
+        }  # fmt: skip
+        kernel = bind(request, host, packet_product, programs, arguments, tiles.options)
+        scaled = form == "a" and request.scales != "none"
+        run = after_gathering(kernel, bind_scales(request, host)) if scaled else kernel
+        return Plan(run, locks=words)
