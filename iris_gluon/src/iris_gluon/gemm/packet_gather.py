@@ -125,17 +125,31 @@ class Gathering:
 
 
 @gluon.jit
-def _places(
-    matrix, line, lines, column, columns, down, LINES: gl.constexpr, COLUMNS: gl.constexpr, NUM_WARPS: gl.constexpr
+def _copy(
+    stages, stage, matrix, line, lines, column, columns, down, LINES: gl.constexpr, COLUMNS: gl.constexpr,
+    NUM_WARPS: gl.constexpr
 ):  # fmt: skip
-    """Return pointers to a block of a matrix with dense rows, by vectors, and which of them are within it."""
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // COLUMNS, COLUMNS // 8], [NUM_WARPS, 1], [1, 0])
+    """Begin to copy a block of a matrix with dense rows to a stage, with zeros beyond its last line and column."""
+    ACROSS: gl.constexpr = COLUMNS // 8 if COLUMNS < 256 else 32
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // ACROSS, ACROSS], [NUM_WARPS, 1], [1, 0])
     i = line + gl.arange(0, LINES, layout=gl.SliceLayout(1, layout))
     j = column + gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, layout))
     begin = gl.multiple_of(matrix.to(gl.int64).to(matrix.dtype), 16)  # here: calls drop what is promised
     whole = gl.cast(down, gl.int64) // 8 * 8
+    place = begin + i.to(gl.int64)[:, None] * whole + j[None, :]
     is_there = (i < lines)[:, None] & (j < columns // 8 * 8)[None, :]
-    return begin + i.to(gl.int64)[:, None] * whole + j[None, :], is_there
+    async_copy.async_copy_global_to_shared(stages.index(stage), place, is_there)
+
+
+@gluon.jit
+def _copy_b(
+    stages, stage, b, k, column, inner, columns, down, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr,
+    TURNED_B: gl.constexpr, NUM_WARPS: gl.constexpr
+):  # fmt: skip
+    if TURNED_B:
+        _copy(stages, stage, b, column, columns, k, inner, down, BLOCK_N, BLOCK_K, NUM_WARPS)
+    else:
+        _copy(stages, stage, b, k, inner, column, columns, down, BLOCK_K, BLOCK_N, NUM_WARPS)
 
 
 @gluon.jit
@@ -217,44 +231,37 @@ def packet_gather(
     b_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([B_ROWS, B_COLUMNS], element)
     a_stages = gl.allocate_shared_memory(element, [STAGES, BLOCK_M, BLOCK_K], a_layout)
     b_stages = gl.allocate_shared_memory(element, [STAGES, B_ROWS, B_COLUMNS], b_layout)
-    begin = first * BLOCK_K
-    if TURNED_B:
-        b_place, is_b = _places(b, column, n, begin, k, b_down, BLOCK_N, BLOCK_K, NUM_WARPS)
-        b_step = gl.cast(BLOCK_K, gl.int64)
-    else:
-        b_place, is_b = _places(b, begin, k, column, n, b_down, BLOCK_K, BLOCK_N, NUM_WARPS)
-        b_step = gl.cast(b_down, gl.int64) // 8 * 8 * BLOCK_K
-    AHEAD: gl.constexpr = STAGES - 2  # steps whose blocks are on their way, while two are multiplied
-    for i in gl.static_range(AHEAD):
-        async_copy.async_copy_global_to_shared(b_stages.index(i), b_place, is_b & (i < steps))
+    for i in gl.static_range(STAGES - 1):
+        if i < steps:
+            _copy_b(
+                b_stages, i, b, (first + i) * BLOCK_K, column, k, n, b_down, BLOCK_N, BLOCK_K, TURNED_B, NUM_WARPS
+            )  # fmt: skip
         async_copy.commit_group()
-        b_place += b_step
     epoch = gathering.run()
-    a_place, is_a = _places(gathered, 0, m, begin, k, k, BLOCK_M, BLOCK_K, NUM_WARPS)
-    for i in gl.static_range(AHEAD):
-        async_copy.async_copy_global_to_shared(a_stages.index(i), a_place, is_a & (i < steps))
+    for i in gl.static_range(STAGES - 1):
+        if i < steps:
+            _copy(a_stages, i, gathered, 0, m, (first + i) * BLOCK_K, k, k, BLOCK_M, BLOCK_K, NUM_WARPS)
         async_copy.commit_group()
-        a_place += BLOCK_K
     ALONG: gl.constexpr = NUM_WARPS if BLOCK_N >= 16 * NUM_WARPS else BLOCK_N // 16
     layout: gl.constexpr = gl.NVMMADistributedLayout(
         [3, 0], [ALONG, NUM_WARPS // ALONG], instr_shape=[16, BLOCK_M * ALONG // NUM_WARPS, 16]
     )
-    acc = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, layout)
+    pending = hopper.warpgroup_mma_init(gl.zeros([BLOCK_N, BLOCK_M], gl.float32, layout))
     for i in range(steps):
-        async_copy.wait_group(AHEAD - 1)
+        async_copy.wait_group(STAGES - 2)
         hopper.fence_async_shared()
-        barrier()  # the blocks of this step are there, and those of two steps before were read
+        acc = hopper.warpgroup_mma_wait(0, deps=(pending,))
+        barrier()  # the blocks of this step are there, and those of the step before were read
         block = b_stages.index(i % STAGES)
         block = block if TURNED_B else block.permute((1, 0))
         pending = hopper.warpgroup_mma(block, a_stages.index(i % STAGES).permute((1, 0)), acc, is_async=True)
-        stage, is_next = (i + AHEAD) % STAGES, i + AHEAD < steps
-        async_copy.async_copy_global_to_shared(a_stages.index(stage), a_place, is_a & is_next)
-        async_copy.async_copy_global_to_shared(b_stages.index(stage), b_place, is_b & is_next)
+        ahead = i + (STAGES - 1)
+        if ahead < steps:
+            at = (first + ahead) * BLOCK_K
+            _copy(a_stages, ahead % STAGES, gathered, 0, m, at, k, k, BLOCK_M, BLOCK_K, NUM_WARPS)
+            _copy_b(b_stages, ahead % STAGES, b, at, column, k, n, b_down, BLOCK_N, BLOCK_K, TURNED_B, NUM_WARPS)
         async_copy.commit_group()
-        a_place += BLOCK_K
-        b_place += b_step
-        acc = hopper.warpgroup_mma_wait(1, deps=(pending,))
-    acc = hopper.warpgroup_mma_wait(0, deps=(acc,))
+    acc = hopper.warpgroup_mma_wait(0, deps=(pending,))
     async_copy.wait_group(0)
     if SPLITS > 1:
         acc = _with_splits(
@@ -315,7 +322,7 @@ class HopperPackets(Hopper):
         steps = -(-request.k // (splits * deep))
         splits = -(-request.k // (steps * deep))
         stage = (height + width) * deep * dtype.itemsize
-        stages = config.get("num_stages", max(3, min(_MOST_STAGES, _SHARED_NBYTES // stage)))
+        stages = config.get("num_stages", max(2, min(_MOST_STAGES, _SHARED_NBYTES // stage)))
         programs = tiles * splits
         rows, columns = (request.m // size, request.k) if by_rows else (request.m, request.k // size)
         inner, threads = columns // UNIT, 32 * warps
