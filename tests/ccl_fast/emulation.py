@@ -13,7 +13,6 @@ from jobs_common import environment
 
 from iris_core.device.context_words import MismatchCode
 from iris_core.types import DeviceType
-from iris_gluon.gemm.packet_gather import HopperPackets
 from iris_triton import collectives
 from iris_triton.checker import benign_race
 from iris_triton.collectives.packets import arithmetic, mailbox, packet
@@ -21,7 +20,6 @@ from iris_triton.collectives.parts.barrier import report_difference, report_over
 from iris_triton.gemm.packet_norm import PacketNorm
 from iris_triton.gemm.packet_product import PacketProduct
 from iris_triton.interpreter.entries import cpu_entry
-from iris_triton.language.blocks import lanes
 from iris_triton.language.flags import spin
 
 _EMPTY, _NOWHERE = packet.EMPTY, tl.constexpr(2**63 - 1)
@@ -104,8 +102,8 @@ def two_halves(low, high, DT: tl.constexpr):
 @triton.jit
 def look(counters, count, me, N: tl.constexpr, LOOKS: tl.constexpr):
     epoch = tl.load(counters + tl.program_id(0), volatile=True)
-    ended = tl.load(counters + _ENDED + lanes(_ENDED))
-    slot = lanes(2 * _MEMBERS)
+    ended = tl.load(counters + _ENDED + tl.arange(0, _ENDED))
+    slot = tl.arange(0, 2 * _MEMBERS)
     kinds = (counters + _KINDS).to(tl.pointer_type(tl.int64))
     said = tl.load(kinds + slot, mask=slot % _MEMBERS < N, other=0)
     theirs = (said & 0x7FFFFFFF).to(tl.int32)
@@ -167,6 +165,6 @@ def emulation(**variables):
     with contextlib.ExitStack() as stack:
         stack.enter_context(environment(**variables))
         stack.enter_context(mock.patch.object(collectives, "collectives", offered))
-        for kind in (PacketNorm, PacketProduct, HopperPackets):
+        for kind in (PacketNorm, PacketProduct):
             stack.enter_context(mock.patch.object(kind, "devices", tuple(DeviceType)))
         yield

@@ -51,17 +51,6 @@ def cases(on_cpu):
         yield Case(op, algorithm, shape, *dtypes, **how, config=chosen)
 
 
-def few_rows(on_cpu, size):
-    """Products of few rows of A by packets; on GPUs with tiles of 64 and of 128 rows."""
-    config = {"block_size_n": 64, "num_stages": 3, "num_sms": 2} if on_cpu else {}
-    forms = ("heap", "ordinary", "columns", 0), ("gaps", "gaps", "", 1), ("ordinary", "heap", "rows", 0)
-    for number, (place, out_place, bias, dim) in enumerate(forms):
-        rows, n, k = ((16 // size, 136, 200), (20, 72, 72), (96 // size, 264, 520))[number]
-        how = {"place": place, "out_place": out_place, "bias": bias, "dim": dim, "config": config}
-        dtype = ("bfloat16", "float16")[number % 2]
-        yield Case("all_gather_matmul", "hopper_packets", (rows, n, k if on_cpu else 8 * k), dtype, **how)
-
-
 def one_of_each(on_cpu, shapes=None):
     """A call of every algorithm, for sequences of calls: tiny ones on CPU ranks, unless shapes are given.
 

@@ -7,8 +7,7 @@ from functools import partial
 import pytest
 import torch
 from cubins import assembler_says, resources
-from jobs_ccl import run_cases
-from jobs_hopper import few_rows, one_of_each, refused, run
+from jobs_hopper import one_of_each, refused, run
 from jobs_sequences import back_to_back, captured, in_groups
 from tables import table
 from test_choice_ops import REQUEST
@@ -32,14 +31,6 @@ def test_operations(pool, num_ranks, device):
     if device == "cpu" and num_ranks > 2:
         pytest.skip("the executor computes every warp: two ranks are enough on a CPU")
     assert pool.run(run, num_ranks, device, 1 if device == "cpu" else 2, timeout_s=300.0) == [[]] * num_ranks
-
-
-@pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.multigpu(4))])
-def test_few_rows(pool, num_ranks, device):
-    if device == "cpu" and num_ranks > 2:
-        pytest.skip("the executor computes every warp: two ranks are enough on a CPU")
-    args = device, list(few_rows(device == "cpu", num_ranks)), 2, None, "", True, "gluon"
-    assert pool.run(run_cases, num_ranks, *args, timeout_s=200.0) == [[]] * num_ranks
 
 
 @pytest.mark.parametrize("num_ranks", [2])

@@ -19,7 +19,6 @@ __all__ = ["AddBias", "GemmConfig", "RowGroups", "StoreTile", "choose_config", "
 def operations() -> list[FusedOperation]:
     """Return the algorithms for `ctx.ops`; imports them only now."""
     from iris_gluon.gemm.gather_product import HopperGather
-    from iris_gluon.gemm.packet_gather import HopperPackets
     from iris_gluon.gemm.push_product import HopperPush
     from iris_gluon.gemm.reduce_product import HopperReduce
 
@@ -27,5 +26,4 @@ def operations() -> list[FusedOperation]:
         HopperReduce("matmul_reduce_scatter", "hopper_push"),
         HopperPush("matmul_all_gather", "hopper_push"),
         HopperGather("all_gather_matmul", "hopper_copy_engine_push", barriers=1),
-        HopperPackets("all_gather_matmul", "hopper_packets"),
     ]

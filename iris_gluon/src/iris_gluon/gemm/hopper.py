@@ -22,7 +22,7 @@ from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from iris_gluon._compat import barrier, tma_load
-from iris_gluon.bulk import await_bulk_stores, fence_async_global
+from iris_gluon.bulk import await_bulk_stores
 
 _LOADER_WARPS = gl.constexpr(1)
 _LOADER_REGISTERS = gl.constexpr(40)
@@ -37,31 +37,17 @@ def part_rows(block_m, num_warps, scales):
 
 
 @gluon.jit
-def _load_b(b_desc, b_stages, full, column, k, stage, TURNED_B: gl.constexpr):
-    if TURNED_B:
-        tma_load(b_desc, [column, k], full.index(stage), b_stages.index(stage))
-    else:
-        tma_load(b_desc, [k, column], full.index(stage), b_stages.index(stage))
-
-
-@gluon.jit
 def _load(
     a_desc, own_desc, b_desc, a_stages, b_stages, full, empty, order, first, tiles, every, k_tiles,
-    TURNED_A: gl.constexpr, TURNED_B: gl.constexpr, OWN: gl.constexpr, GATHERED: gl.constexpr
+    TURNED_A: gl.constexpr, TURNED_B: gl.constexpr, OWN: gl.constexpr
 ):  # fmt: skip
-    """Run the loading warp: fill the stages in turn, each as soon as it is empty.
-
-    GATHERED: B's blocks of the first stages are on their way; A has been stored by others.
-    """
+    """Run the loading warp: fill the stages in turn, each as soon as it is empty."""
     BLOCK_M: gl.constexpr = a_desc.block_type.shape[1 if TURNED_A else 0]
     BLOCK_K: gl.constexpr = a_desc.block_type.shape[0 if TURNED_A else 1]
     BLOCK_N: gl.constexpr = b_desc.block_type.shape[0 if TURNED_B else 1]
     STAGES: gl.constexpr = a_stages.type.shape[0]
     NBYTES: gl.constexpr = a_desc.block_type.nbytes + b_desc.block_type.nbytes
-    step, begun = 0, 0
-    if GATHERED:
-        fence_async_global(False)
-        begun = gl.minimum(k_tiles, STAGES)
+    step = 0
     for tile in range(first, tiles, every):
         row, column = order.place(tile)
         order.await_operands(row, column)
@@ -70,12 +56,8 @@ def _load(
             own = order.own_row(row)
         for k in range(k_tiles):
             stage = step % STAGES
-            is_next = True
-            if GATHERED:
-                is_next = step >= begun
-            if is_next:
-                mbarrier.wait(empty.index(stage), ((step // STAGES) & 1) ^ 1)
-                mbarrier.expect(full.index(stage), NBYTES)
+            mbarrier.wait(empty.index(stage), ((step // STAGES) & 1) ^ 1)
+            mbarrier.expect(full.index(stage), NBYTES)
             if OWN:
                 if own >= 0:
                     tma_load(own_desc, [own * BLOCK_M, k * BLOCK_K], full.index(stage), a_stages.index(stage))
@@ -85,8 +67,10 @@ def _load(
                 tma_load(a_desc, [k * BLOCK_K, row * BLOCK_M], full.index(stage), a_stages.index(stage))
             else:
                 tma_load(a_desc, [row * BLOCK_M, k * BLOCK_K], full.index(stage), a_stages.index(stage))
-            if is_next:
-                _load_b(b_desc, b_stages, full, column * BLOCK_N, k * BLOCK_K, stage, TURNED_B)
+            if TURNED_B:
+                tma_load(b_desc, [column * BLOCK_N, k * BLOCK_K], full.index(stage), b_stages.index(stage))
+            else:
+                tma_load(b_desc, [k * BLOCK_K, column * BLOCK_N], full.index(stage), b_stages.index(stage))
             step += 1
 
 
@@ -203,7 +187,7 @@ def _multiply(
 def multiply_tiles(
     a_desc, b_desc, order, sink, tiles, k_tiles, STAGES: gl.constexpr, PARTS: gl.constexpr,
     NUM_WARPS: gl.constexpr, TURNED_A: gl.constexpr = False, TURNED_B: gl.constexpr = False, own_desc=None,
-    scales=None, RESULT: gl.constexpr = None, gathering=None
+    scales=None, RESULT: gl.constexpr = None
 ):  # fmt: skip
     """Compute tiles of A @ B and hand them to a sink; returns when all that the sink has begun is done.
 
@@ -230,8 +214,6 @@ def multiply_tiles(
         scales: `iris_gluon.gemm.sinks.Scales` of 8-bit floats; of blocks with a BLOCK_K of 128, and in parts of at most
             128 columns.
         RESULT: type of C, of 16 bits; by default that of A.
-        gathering: aggregate with a method `run`, which stores A, and returns when all programs' parts of it are there;
-            B's first blocks are loaded in the meantime.
     """
     OWN: gl.constexpr = own_desc is not None
     SCALES: gl.constexpr = "none" if scales is None else scales.kind
@@ -252,16 +234,6 @@ def multiply_tiles(
         mbarrier.init(full.index(stage), count=1)
         mbarrier.init(empty.index(stage), count=HALVES)
     first, every = gl.program_id(0), gl.num_programs(0)
-    GATHERED: gl.constexpr = gathering is not None
-    if GATHERED:
-        _, column = order.place(first)
-        for stage in range(gl.minimum(k_tiles, STAGES)):
-            mbarrier.expect(full.index(stage), a_desc.block_type.nbytes + b_desc.block_type.nbytes)
-            _load_b(
-                b_desc, b_stages, full, column * BLOCK_N, stage * b_desc.block_type.shape[1 if TURNED_B else 0], stage,
-                TURNED_B
-            )  # fmt: skip
-        gathering.run()
     gl.static_assert(HALVES == 1 or HALVES == 2, "a tile is multiplied by one partition or by two")
     if HALVES == 1:
         gl.warp_specialize(
@@ -269,7 +241,7 @@ def multiply_tiles(
                 (_multiply, (a_stages, b_stages, part, full, empty, order, sink, order if scales is None else scales,
                              first, tiles, every, k_tiles, BLOCK_M, BLOCK_N, NUM_WARPS, TURNED_A, TURNED_B, SCALES, 0)),
                 (_load, (a_desc, own_desc if OWN else a_desc, b_desc, a_stages, b_stages, full, empty, order, first,
-                         tiles, every, k_tiles, TURNED_A, TURNED_B, OWN, GATHERED)),
+                         tiles, every, k_tiles, TURNED_A, TURNED_B, OWN)),
             ],
             [_LOADER_WARPS],
             [_LOADER_REGISTERS],
@@ -283,7 +255,7 @@ def multiply_tiles(
                 (_multiply, (a_stages, b_stages, other, full, empty, order, sink, scales, first, tiles, every, k_tiles,
                              BLOCK_M, BLOCK_N, NUM_WARPS, TURNED_A, TURNED_B, SCALES, 1)),
                 (_load, (a_desc, own_desc if OWN else a_desc, b_desc, a_stages, b_stages, full, empty, order, first,
-                         tiles, every, k_tiles, TURNED_A, TURNED_B, OWN, GATHERED)),
+                         tiles, every, k_tiles, TURNED_A, TURNED_B, OWN)),
             ],
             [NUM_WARPS, _LOADER_WARPS],
             [_SCALING_REGISTERS, _LOADER_REGISTERS],

@@ -22,7 +22,6 @@ import triton.language as tl
 from iris_core.dispatch.team import Team
 from iris_core.errors import UnsupportedError
 from iris_triton.collectives.packets.assembly import claim_assembly, confirm_assembly, look_assembly, run_assembly
-from iris_triton.language.blocks import lanes
 
 MAX_PROGRAMS = 1024  # counters of a mailbox: no launch has more programs
 MAX_MEMBERS = 8  # members whose packets a thread holds in registers
@@ -80,7 +79,7 @@ def advance(found, counters, epoch, count, kind, peers, me, status, rank, N: tl.
         for k in tl.static_range(N):
             there = (peers[k] + ((counters + _KINDS).to(tl.int64) - peers[N - 1])).to(tl.pointer_type(tl.int64))
             tl.store(there + ((after & 1) * _MEMBERS + me), own)
-        idle = lanes(_ENDED)
+        idle = tl.arange(0, _ENDED)
         mask = idle >= tl.num_programs(0)
         tl.store(counters + idle, idle * 0 + (epoch + count), mask=mask)
         tl.store(counters + _ENDED + idle, idle * 0 + (epoch + count), mask=mask)
