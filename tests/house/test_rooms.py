@@ -43,8 +43,8 @@ BUDGETS = {
     "iris_core/ccl": 372,
     "iris_core/cli": 1662,
     "iris_core/device": 1414,
-    "iris_core/dispatch": 3445,
-    "iris_core/heap": 2705,
+    "iris_core/dispatch": 3362,
+    "iris_core/heap": 2785,
     "iris_core/nn": 867,
     "iris_core/ops": 1198,
     "iris_core/providers": 2049,
@@ -75,9 +75,9 @@ BUDGETS = {
 
 # What came after the rooms were built, in whose budgets it is: lines at most of each, and the modules and packages.
 FEATURES = {
-    "PyTorch": (2552, ("iris_core.torch_backend", "iris_core.dispatch.traced")),
+    "PyTorch": (2550, ("iris_core.torch_backend", "iris_core.dispatch.traced")),
     "several nodes": (
-        2545,
+        2543,
         (
             "iris_core.providers.hierarchical", "iris_core.providers.exchanged", "iris_core.providers.straight",
             "iris_core.providers.overlapped",
@@ -87,7 +87,7 @@ FEATURES = {
         ),
     ),
     "experts, attention, norms, multicast, launches from C": (
-        3100,
+        3016,
         (
             "iris_core.ops.experts", "iris_core.ops.attention", "iris_core.nn.expert_parallel", "iris_core.nn.norm",
             "iris_core.nn.sequence", "iris_core.providers.norms", "iris_triton.launcher",
@@ -98,7 +98,7 @@ FEATURES = {
     ),
     "checker": (4500, ("iris_triton.checker", "iris_core.cli.check", "iris_core.cli.all_orders")),
 }  # fmt: skip
-REST = 39_408
+REST = 39_407
 """Lines of all else, at most; 38,000 were planned."""
 
 # What does not keep to the rules yet: only ever shorter.

@@ -24,7 +24,7 @@ from iris_core.dispatch.config import Config, FusedConfig
 from iris_core.dispatch.first_calls import FirstCalls
 from iris_core.dispatch.members import Members, layout_of, prepare_alike
 from iris_core.dispatch.requests import POINT_TO_POINT, CollectiveCall, Here, config_text, is_empty, shared_facts
-from iris_core.dispatch.team import Host, Memory, Scratch, Team
+from iris_core.dispatch.team import Host, Scratch, Team, control_nbytes
 from iris_core.dispatch.traced import BINDERS
 from iris_core.errors import HeapClosedError, HeapError, UnsupportedError
 from iris_core.heap.streams import HostStream, HostStreams, HostWork
@@ -206,8 +206,9 @@ class Binder:
 
     def __init__(self, context: Context, opened: Any, providers: Any) -> None:
         heap: SymmetricHeap = opened.heap
+        self._opened = opened
         world: World = opened.world
-        self.context, self._heap, self._world = weakref.ref(context), heap, world
+        self.context, self.heap, self._world = weakref.ref(context), heap, world
         self.name = f"binder {id(self)}"  # for compiled code
         BINDERS[self.name] = self
         self._reports: KernelReports = opened.reports
@@ -226,7 +227,7 @@ class Binder:
         self.workspaces: weakref.WeakSet[Any] = weakref.WeakSet()  # of callers of `ctx.ops`
         limit = context.settings.ccl_workspace
         usual = 32 << 20 if on_cpu else 256 << 20
-        self.memory = Memory(heap, usual if limit is None else int(limit), opened.spec, opened.reports)
+        self._limit_nbytes = usual if limit is None else int(limit)
         self.members = Members(world)
         self._spaces = {world.name: self.members}
         self._binding = threading.RLock()
@@ -234,14 +235,16 @@ class Binder:
         self._orders: dict[tuple[Any, ...], Order] = {}
         self._choosers: dict[bool, choice.Chooser] = {}
         mode = context.settings.tune or ("off" if on_cpu else "first")
-        parts = self.members, self._serve_by, self._algorithms, self.memory
+        parts = self.members, self._serve_by, self._algorithms, heap
         self._first = None if mode == "off" else FirstCalls(mode, *parts)
         self._closed = ""  # or why
         processors = min(each for (each,) in world.all_gather_ints([1 if on_cpu else context.get_cu_count()]))
         nodes = {rank: node for node, ranks in enumerate(world.nodes) for rank in ranks} if world.spans_nodes else {}
         where = (own, own + heap.nbytes), processors, tuple(nodes[rank] for rank in sorted(nodes))
         self.here = Here(self.rank, world.world_size, self.target, *where, multicast=heap.multicast_base != 0)
-        self.memory.reserve_for_all()
+        area = heap.system_area
+        sizes = control_nbytes(world.world_size, area.nbytes), area.nbytes // 8
+        self._reserved = tuple(area.region(area.reserve_at_opening(nbytes), nbytes) for nbytes in sizes)
         providers.open_messages(world)
 
     # -- the slow path ------------------------------------------------------------------------------------------------
@@ -413,7 +416,7 @@ class Binder:
     def reset(self, group: Group) -> None:
         """Reset a team to its initial state."""
         self.open()
-        self._heap.streams.synchronize()
+        self.heap.streams.synchronize()
         team = self.team(self._world.members_of(group))
         team.reset(partial(self._barriers.reset, team.members))
         if parts := self._spaces.get(f"/{'-'.join(map(str, team.members))}"):
@@ -459,13 +462,14 @@ class Binder:
         team = space.teams.get(members)
         if team is None:
             world, words = space.world.subworld(members), self.open().get_device_context()
-            team = space.teams[members] = Team(members, world, self.memory, words)
+            team = Team(members, world, words, self._opened, self._limit_nbytes, self._reserved)
+            space.teams[members] = team
         return team
 
     def order(self, members: tuple[Any, ...]) -> Order:
         """Return the order of calls of a team, or of messages in one direction between two ranks."""
         if members not in self._orders:
-            host, gpu, keep = self._heap.streams, self.target.index, self._keep
+            host, gpu, keep = self.heap.streams, self.target.index, self._keep
             new: Order = HostStream(host, keep) if isinstance(host, HostStreams) else DeviceOrder(gpu, keep)
             self._orders[members] = new
         return self._orders[members]
@@ -473,8 +477,8 @@ class Binder:
     def _keep(self, tensor: torch.Tensor, stream: Any) -> None:
         """Keep a tensor's memory from being reused before a stream is done with it."""
         try:
-            if self._heap.is_symmetric(tensor):
-                self._heap.record_stream(tensor, stream)
+            if self.heap.is_symmetric(tensor):
+                self.heap.record_stream(tensor, stream)
                 return
         except HeapError:
             pass  # memory of the heap that torch's own allocator manages
@@ -508,7 +512,7 @@ class Binder:
         self.forget(_CLOSED)
         self.fused.scratch.clear()
         self.copies.clear()
-        self.memory.of_all = ()
+        self._reserved = ()
         for order in self._orders.values():
             order.close()
         self._spaces = {"": self.members}

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from iris_core.dispatch.choice import Chooser, Launch
     from iris_core.dispatch.members import Members
-    from iris_core.dispatch.team import Memory
+    from iris_core.heap.heap import SymmetricHeap
     from iris_core.world import World
 
 _ROUNDS = 6
@@ -56,7 +56,7 @@ class FirstCalls:
     members: Members
     bind: Callable[..., Any]
     chooser: Callable[[Any], Chooser]
-    memory: Memory
+    heap: SymmetricHeap
 
     def serve(self, request: Any, call: Any, shared: dict[str, str], scratch: Any) -> Any:
         """Return the fastest launch for a call, measured on its tensors; None if nothing is measured for it.
@@ -102,7 +102,7 @@ class FirstCalls:
         if not all(ok for (ok,) in world.all_gather_ints([saved is not None or not is_in_place])):
             return None
         if self.mode == "first":
-            self.memory.spare_nbytes = self.memory.heap.stats().largest_free // 2
+            self.heap.spare_nbytes = self.heap.stats().largest_free // 2
         chooser = self.chooser(request)
         try:
             times = self._times(request, call, launches, scratch, world)
@@ -112,7 +112,7 @@ class FirstCalls:
                 launches = _common(world.all_gather_object(offered))
                 times += self._times(request, call, launches, scratch, world)
         finally:
-            self.memory.spare_nbytes = 0
+            self.heap.spare_nbytes = 0
             if saved is not None:
                 call.tensors[1].copy_(saved)
         if not times:

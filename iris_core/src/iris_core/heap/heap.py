@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,6 +31,7 @@ from iris_core.heap import regions, symmetry
 from iris_core.heap.backing import Backing, span, tensor_at
 from iris_core.heap.blocks import NOT_OPEN, BlockTable, HeapState, Op, Record, Scope, format_label
 from iris_core.heap.offsets import MIN_ALIGNMENT, SubAllocator
+from iris_core.heap.regions import Region
 from iris_core.heap.streams import HostStreams, StreamOrder
 from iris_core.types import Block, HeapStats
 from iris_core.world.failures import on_all_ranks
@@ -43,6 +45,9 @@ if TYPE_CHECKING:
     from iris_core.protocols import Allocator
     from iris_core.types import Network
     from iris_core.world import World
+
+_SMALL = 32
+"""A group may take this part of the system area, or less, also when half of it is used."""
 
 
 class SymmetricHeap:
@@ -92,6 +97,8 @@ class SymmetricHeap:
         self.multicast_base: int = 0
         """Where a range begins that reaches the heaps of all ranks at once (IRIS_VMEM__MULTICAST), for
         `iris_triton.language.multimem`; 0 if there is none."""
+        self.spare_nbytes = 0
+        """Bytes that `take_region` leaves in one piece; HeapExhaustedError where it could not."""
         regions.set_first_limit(self._state)
         self.system_area = regions.SystemArea(self._state)
         self._on_allocated = on_allocated
@@ -259,6 +266,47 @@ class SymmetricHeap:
         self._state.order.check_not_capturing(what)
         offset = regions.take(self._state, world, members, nbytes, what)
         return offset, self._state.allocator.tensor(offset, nbytes, lambda: None)
+
+    def take_region(self, world: World, members: Sequence[int], nbytes: int, what: str, fill: int | None = 0) -> Region:
+        """Make a region for some ranks, filled on all of them; UnsupportedError if memory is exhausted.
+
+        Collective: every member calls it with the same arguments.  It comes from the system area as long as half of
+        that stays for others, then from the heap: for the whole world from what users allocate, for a group from the
+        heap's end, or what is left of the area.
+        """
+        area, region = self.system_area, None
+        is_group = len(members) < len(self.heap_bases)
+        has_half = area.used_nbytes(world) + nbytes <= area.nbytes // 2
+        if has_half or (is_group and nbytes <= area.nbytes // _SMALL):  # the heap may have large granules
+            region = self._of_area(world, nbytes, what)
+        if region is None and self.spare_nbytes:
+            largest = self.stats().largest_free
+            if largest - nbytes < self.spare_nbytes:
+                problem = f"{what} would leave less than {self.spare_nbytes} bytes of the heap in one piece"
+                free = {"free_bytes": largest, "largest_free_bytes": largest}
+                raise HeapExhaustedError(problem, requested_bytes=nbytes, **free)
+        if region is None:
+            try:
+                if is_group:
+                    region = Region(*self.take_for_group(world, members, nbytes, what))
+                else:
+                    tensor = self.allocate_unscoped(nbytes, (what, nbytes))
+                    region = Region(self.offset_of(tensor), tensor)
+            except HeapExhaustedError as error:
+                region = self._of_area(world, nbytes, what) if is_group else None
+                if region is None:
+                    raise UnsupportedError(f"{what} needs {nbytes} bytes: {error}") from error
+        region = replace(region, fill=fill)
+        if fill is not None:
+            region.clear()
+            world.barrier()  # no peer stores there before it is filled
+        return region
+
+    def _of_area(self, world: World, nbytes: int, what: str) -> Region | None:
+        """Return a part of the system area; None if it is exhausted."""
+        with contextlib.suppress(UnsupportedError):
+            return self.system_area.region(self.system_area.reserve(world, nbytes, what), nbytes)
+        return None
 
     def allocate_symmetric(self, *size: int, dtype: torch.dtype | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Allocate a tensor and say where every rank's copy of it lies; see `iris_core.Iris.allocate_symmetric`."""

@@ -7,8 +7,8 @@ If that is not enough, groups use the upper end of the heap: users' allocations 
 lie below a limit that is equal on all.  Above it, the members of a group agree on a range below the regions that any of
 them has already.  When allocations need more, all ranks raise the limit together, at most up to the lowest region.
 
-Only a group's members take part, so a group never waits for other ranks.  Ranges are never given back: captured graphs
-may use them.
+Only a group's members take part, so a group never waits for other ranks.  Ranges are never given back or moved:
+captured graphs hold the addresses.
 
 Threads of a rank may take regions for several groups, and for allocations, at the same time.  Each rank has a lock, and
 a step holds those of all members, taken in the order of ranks, so that no two steps wait for each other.
@@ -21,7 +21,10 @@ import itertools
 import operator
 import threading
 from bisect import insort
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import torch
 
 from iris_core.errors import HeapClosedError, HeapExhaustedError, UnsupportedError
 from iris_core.heap.offsets import MIN_ALIGNMENT, RangeSet
@@ -31,13 +34,38 @@ from iris_core.world.failures import on_all_ranks
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    import torch
-
     from iris_core.heap.blocks import HeapState
     from iris_core.world import World
 
 _FIRST_SHARE, _STEPS = 2, 16
 """Allocations have a half of the heap at first, and then a sixteenth more at a time, at least."""
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Symmetric memory of a team.
+
+    Attributes:
+        offset_bytes: where it begins, from the beginning of each member's heap.
+        tensor: this rank's bytes (uint8).
+        fill: value of every byte at first; None for any.
+    """
+
+    offset_bytes: int
+    tensor: torch.Tensor
+    fill: int | None = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes on each member."""
+        return self.tensor.numel()
+
+    def clear(self) -> None:
+        """Fill this rank's bytes as they were at first, and wait until that is done."""
+        if self.fill is not None:
+            self.tensor.fill_(self.fill)
+            if self.tensor.device.type != "cpu":
+                torch.cuda.current_stream(self.tensor.device).synchronize()
 
 
 class SystemArea:
@@ -61,6 +89,10 @@ class SystemArea:
         if self._state.closed:
             raise HeapClosedError(self._state.closed)
         return self._state.allocator.tensor(self._state.usable + offset_bytes, nbytes, lambda: None)
+
+    def region(self, offset_bytes: int, nbytes: int) -> Region:
+        """Return a range as a region."""
+        return Region(self._state.usable + offset_bytes, self.tensor(offset_bytes, nbytes))
 
     def reserve_at_opening(self, nbytes: int) -> int:
         """Reserve a range for the whole world, without an exchange.

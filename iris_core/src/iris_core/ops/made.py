@@ -72,7 +72,7 @@ class Made:
             space.world, space.context = context.num_ranks, context.get_device_context()
             space.members = torch.tensor(members, dtype=torch.int32, device=binder.target.torch_device)
             world, what = binder.members.world.subworld(members), f"an object of ctx.ops.{self._name}"
-            region = binder.memory.take(world, members, begins[-1], what).tensor
+            region = binder.heap.take_region(world, members, begins[-1], what).tensor
             for begin, (name, (shape, dtype)) in zip(begins, shared.items(), strict=False):
                 tensor = region[begin : begin + math.prod(shape) * dtype.itemsize]
                 setattr(space, name, tensor.view(dtype).view(shape))
