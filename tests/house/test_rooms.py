@@ -38,20 +38,20 @@ FLOORS = (
 
 # Lines of a room, at most; what exceeds the target of docs/architecture.md shrinks towards it and never grows.
 BUDGETS = {
-    "iris_core/*.py": 2862,
-    "iris_core/bench": 1258,
+    "iris_core/*.py": 2705,
+    "iris_core/bench": 1237,
     "iris_core/ccl": 372,
     "iris_core/cli": 1662,
     "iris_core/device": 1414,
-    "iris_core/dispatch": 3362,
-    "iris_core/heap": 2785,
+    "iris_core/dispatch": 3305,
+    "iris_core/heap": 2761,
     "iris_core/nn": 867,
-    "iris_core/ops": 1198,
-    "iris_core/providers": 2049,
-    "iris_core/registry": 934,
+    "iris_core/ops": 1178,
+    "iris_core/providers": 2024,
+    "iris_core/registry": 920,
     "iris_core/testing": 2000,
     "iris_core/torch_backend": 2366,
-    "iris_core/tracing": 509,
+    "iris_core/tracing": 504,
     "iris_core/tuning": 427,
     "iris_core/world": 2221,
     "iris_allocators/*.py": 517,
@@ -77,7 +77,7 @@ BUDGETS = {
 FEATURES = {
     "PyTorch": (2550, ("iris_core.torch_backend", "iris_core.dispatch.traced")),
     "several nodes": (
-        2543,
+        2524,
         (
             "iris_core.providers.hierarchical", "iris_core.providers.exchanged", "iris_core.providers.straight",
             "iris_core.providers.overlapped",
@@ -87,7 +87,7 @@ FEATURES = {
         ),
     ),
     "experts, attention, norms, multicast, launches from C": (
-        3016,
+        3006,
         (
             "iris_core.ops.experts", "iris_core.ops.attention", "iris_core.nn.expert_parallel", "iris_core.nn.norm",
             "iris_core.nn.sequence", "iris_core.providers.norms", "iris_triton.launcher",
@@ -98,7 +98,7 @@ FEATURES = {
     ),
     "checker": (4500, ("iris_triton.checker", "iris_core.cli.check", "iris_core.cli.all_orders")),
 }  # fmt: skip
-REST = 39_407
+REST = 39_113
 """Lines of all else, at most; 38,000 were planned."""
 
 # What does not keep to the rules yet: only ever shorter.

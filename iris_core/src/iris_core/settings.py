@@ -192,23 +192,14 @@ class IrisSettings(SettingsBase):
 
 @dataclass(frozen=True, slots=True)
 class SettingRow:
-    """One setting as `iris config` shows it.
+    """One setting as `iris config` shows it."""
 
-    Attributes:
-        variable: environment variable that sets it.
-        type: what it accepts.
-        value: its value now.
-        source: "default" or "environment".
-        help: what it is for.
-        plugin: the plugin that it belongs to; empty for the core.
-    """
-
-    variable: str
-    type: str
-    value: Any
-    source: str
-    help: str
-    plugin: str = ""
+    variable: str  #: environment variable that sets it
+    type: str  #: what it accepts
+    value: Any  #: its value now
+    source: str  #: "default" or "environment"
+    help: str  #: what it is for
+    plugin: str = ""  #: the plugin that it belongs to; empty for the core
 
 
 def plugin_prefix(name: str) -> str:

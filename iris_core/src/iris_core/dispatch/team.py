@@ -326,19 +326,14 @@ def _power_of_2(n: int) -> int:
 
 @dataclass
 class Host:
-    """The argument of `prepare` of a `FusedOperation`, and of what `composes`: the team, memory, and the collectives.
-
-    Attributes:
-        team: the members.
-        processors: multiprocessors (SMs, CUs) of the device, of the smallest one of all ranks; on the CPU 1.
-        whole: the world of all that wait if one of them is lost: of the operation that this is a part of.
-    """
+    """What `prepare` of a `FusedOperation` gets, and of what `composes`: the team, memory, and the collectives."""
 
     _serve: Callable[..., Any]
-    team: Team
+    team: Team  #: the members
     _scratch: Scratch
-    processors: int
+    processors: int  #: multiprocessors (SMs, CUs) of the device, of the smallest one of all ranks; on the CPU 1
     _together: bool = True
+    #: the world of all that wait if one of them is lost: of the operation that this is a part of
     whole: World | None = None
 
     def collective(self, request: CollectiveRequest | None, config: Config | None = None) -> Any:

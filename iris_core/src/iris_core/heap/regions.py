@@ -43,17 +43,11 @@ _FIRST_SHARE, _STEPS = 2, 16
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Symmetric memory of a team.
+    """Symmetric memory of a team."""
 
-    Attributes:
-        offset_bytes: where it begins, from the beginning of each member's heap.
-        tensor: this rank's bytes (uint8).
-        fill: value of every byte at first; None for any.
-    """
-
-    offset_bytes: int
-    tensor: torch.Tensor
-    fill: int | None = 0
+    offset_bytes: int  #: where it begins, from the beginning of each member's heap
+    tensor: torch.Tensor  #: this rank's bytes (uint8)
+    fill: int | None = 0  #: value of every byte at first; None for any
 
     @property
     def nbytes(self) -> int:

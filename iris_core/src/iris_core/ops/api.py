@@ -41,30 +41,20 @@ class FusedWorkspace:
     A graph that was captured with it needs it for its replays, neither reset nor cleared.
 
     Nothing has to be reset between calls: flags are counters that only grow.
-
-    Attributes:
-        operation: of the last call; empty before the first one.
-        shape: (m, n, k) of the product that each rank computed in it.
-        dtype: of its operands.
-        world_size: ranks that took part.
-        variant: the algorithm.
-        aux_buffer: memory of this rank that the algorithm stages in (uint8); None if it needs none.
-        locks: local flags of the algorithm; None if it has none.
-        prepared: whether the last call, or a preamble, has prepared it.
-        calls, held, owner: the plans, those that graphs know, and whose they are; the library's.
     """
 
-    operation: str = ""
-    shape: tuple[int, ...] = ()
-    dtype: torch.dtype | None = None
-    world_size: int = 0
-    variant: str = ""
+    operation: str = ""  #: of the last call; empty before the first one
+    shape: tuple[int, ...] = ()  #: (m, n, k) of the product that each rank computed in it
+    dtype: torch.dtype | None = None  #: of its operands
+    world_size: int = 0  #: ranks that took part
+    variant: str = ""  #: the algorithm
+    #: memory of this rank that the algorithm stages in (uint8); None if it needs none
     aux_buffer: torch.Tensor | None = field(default=None, repr=False)
-    locks: torch.Tensor | None = field(default=None, repr=False)
-    prepared: bool = False
-    calls: Launches = field(default_factory=Launches, repr=False)
-    held: dict[int, Any] = field(default_factory=dict, repr=False)
-    owner: object = field(default=None, repr=False)
+    locks: torch.Tensor | None = field(default=None, repr=False)  #: local flags of the algorithm; None if it has none
+    prepared: bool = False  #: whether the last call, or a preamble, has prepared it
+    calls: Launches = field(default_factory=Launches, repr=False)  #: the plans; the library's, like the next two
+    held: dict[int, Any] = field(default_factory=dict, repr=False)  #: the plans that graphs know
+    owner: object = field(default=None, repr=False)  #: whose they are
 
     def matches(
         self, operation: str, shape: tuple[int, ...], dtype: torch.dtype, world_size: int, variant: str = ""

@@ -77,19 +77,13 @@ def part_of(
 
 @dataclass(slots=True)
 class Staged:
-    """A tensor of a call as contiguous elements: its own memory, or a copy with its parts in another order.
+    """A tensor of a call as contiguous elements: its own memory, or a copy with its parts in another order."""
 
-    Attributes:
-        buffer: memory of the copy, of one dimension; None where the tensor itself serves.
-        order: which part of the tensor each part of the copy is; None if it is copied as a whole.
-        splits: rows of the tensor's parts, where they differ.
-        is_columns: whether parts are chunks of columns, and not of rows.
-    """
-
-    buffer: torch.Tensor | None = None
+    buffer: torch.Tensor | None = None  # memory of the copy, of one dimension; None where the tensor itself serves
+    # which part of the tensor each part of the copy is; None if it is copied as a whole
     order: Sequence[int] | None = None
-    splits: Sequence[int] | None = None
-    is_columns: bool = False
+    splits: Sequence[int] | None = None  # rows of the tensor's parts, where they differ
+    is_columns: bool = False  # whether parts are chunks of columns, and not of rows
 
     def flat(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the contiguous elements, of one dimension."""

@@ -40,19 +40,13 @@ class _Side(NamedTuple):
 
 
 class _Swap(NamedTuple):
-    """The exchange with the other one of two nodes.
+    """The exchange with the other one of two nodes."""
 
-    Attributes:
-        rail, near: what is bound, along the rail and then in the node.
-        landed, other: memory for the rail, (2, elements), and which row of it is the other node's.
-        run: the other node's elements of input and output.
-    """
-
-    rail: Any
-    near: Any
-    landed: torch.Tensor
-    other: int
-    run: slice
+    rail: Any  # what is bound, along the rail
+    near: Any  # and then in the node
+    landed: torch.Tensor  # memory for the rail, (2, elements)
+    other: int  # which row of it is the other node's
+    run: slice  # the other node's elements of input and output
 
     def begin(self, out: torch.Tensor, inp: torch.Tensor) -> Begun:
         """Begin along the rail; the end distributes within the node what has landed."""

@@ -150,41 +150,28 @@ def open_messages(ranks: Sequence[int] | None, backend: str, world: World) -> No
 
 @dataclass(slots=True)
 class _Plan:
-    """A prepared call.
+    """A prepared call."""
 
-    Attributes:
-        group, members: its process group, and whom it connects, by their ranks in the world.
-        watch: raises if one is lost that the call waits for.
-        far: those on other nodes, or else all others.
-        bound_s: how long the host waits.
-        on_host: whether the host carries the data, and waits: gloo's does.
-        on_gpu: whether the tensors lie on a GPU.
-        op: the operation.
-        reduction, root: of torch.distributed; the root by its number there.
-        inp, out: how tensors are passed on.
-        splits: elements for and from each member where they differ, in torch's order.
-        parts: parts go as a list: elements for and from each member, in the group's order, and which of them torch gets
-            in its order, None for nothing.
-        pending: a call whose buffers are in use.
-    """
-
-    group: Any
-    members: tuple[int, ...]
-    watch: Callable[..., None]
-    far: tuple[int, ...]
-    bound_s: float
-    on_host: bool
-    op: str
-    reduction: Any = None
-    root: int = 0
+    group: Any  # its process group
+    members: tuple[int, ...]  # whom that connects, by their ranks in the world
+    watch: Callable[..., None]  # raises if one is lost that the call waits for
+    far: tuple[int, ...]  # those on other nodes, or else all others
+    bound_s: float  # how long the host waits
+    on_host: bool  # whether the host carries the data, and waits: gloo's does
+    op: str  # the operation
+    reduction: Any = None  # torch's
+    root: int = 0  # by its number there
     is_root: bool = False
-    on_gpu: bool = False
-    inp: Staged = field(default_factory=Staged)
+    on_gpu: bool = False  # whether the tensors lie on a GPU
+    inp: Staged = field(default_factory=Staged)  # how tensors are passed on
     out: Staged = field(default_factory=Staged)
+    # elements for and from each member where they differ, in torch's order
     splits: tuple[list[int], list[int]] | None = None
+    # parts go as a list: elements for and from each member, in the group's order, and which of them torch gets in its
+    # order, None for nothing
     parts: tuple[list[int], list[int], list[int | None]] | None = None
     matrix: torch.Tensor | None = None  # of split sizes, which members compare
-    pending: Begun | None = None
+    pending: Begun | None = None  # a call whose buffers are in use
 
     def guarded(self) -> contextlib.AbstractContextManager[None]:
         """Raise what torch says as an error of Iris, or that of the rank that was lost."""

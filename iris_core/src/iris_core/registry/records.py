@@ -37,34 +37,20 @@ REGISTERED = "(registered)"
 
 @dataclass(eq=False, slots=True)
 class PluginRecord:
-    """One plugin and where it stands.  The registry alone changes it.
+    """One plugin and where it stands.  The registry alone changes it."""
 
-    Attributes:
-        kind: what it provides.
-        name: of its entry point, by which users choose it.
-        distribution, version: that installed it.
-        entry_point: what the entry point names ("module:object").
-        state: where it stands.
-        reason: why, if it cannot be used.
-        info: the plugin's description, once loaded; observers may have none.
-        error: what went wrong, if it is broken or incompatible.
-        plugin: the imported object.
-        manager: its own pluggy manager, once it has passed the checks.
-        reported: whether a warning has said that it is left out.
-    """
-
-    kind: PluginKind
-    name: str
-    distribution: str
-    version: str
-    entry_point: str
-    state: PluginState = PluginState.DISCOVERED
-    reason: str = ""
-    info: PluginInfo | None = None
-    error: PluginError | None = field(default=None, repr=False)
-    plugin: Any = field(default=None, repr=False)
-    manager: pluggy.PluginManager | None = field(default=None, repr=False)
-    reported: bool = field(default=False, repr=False)
+    kind: PluginKind  #: what it provides
+    name: str  #: of its entry point, by which users choose it
+    distribution: str  #: that installed it
+    version: str  #: of the distribution
+    entry_point: str  #: what the entry point names ("module:object")
+    state: PluginState = PluginState.DISCOVERED  #: where it stands
+    reason: str = ""  #: why, if it cannot be used
+    info: PluginInfo | None = None  #: the plugin's description, once loaded; observers may have none
+    error: PluginError | None = field(default=None, repr=False)  #: what went wrong, if it is broken or incompatible
+    plugin: Any = field(default=None, repr=False)  #: the imported object
+    manager: pluggy.PluginManager | None = field(default=None, repr=False)  #: its own, once it has passed the checks
+    reported: bool = field(default=False, repr=False)  #: whether a warning has said that it is left out
 
     @property
     def api(self) -> str:
