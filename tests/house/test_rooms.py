@@ -38,26 +38,26 @@ FLOORS = (
 
 # Lines of a room, at most; what exceeds the target of docs/architecture.md shrinks towards it and never grows.
 BUDGETS = {
-    "iris_core/*.py": 2705,
-    "iris_core/bench": 1237,
-    "iris_core/ccl": 372,
-    "iris_core/cli": 1662,
-    "iris_core/device": 1414,
-    "iris_core/dispatch": 3305,
-    "iris_core/heap": 2761,
+    "iris_core/*.py": 2688,
+    "iris_core/bench": 1231,
+    "iris_core/ccl": 371,
+    "iris_core/cli": 1656,
+    "iris_core/device": 1390,
+    "iris_core/dispatch": 3281,
+    "iris_core/heap": 2727,
     "iris_core/nn": 867,
-    "iris_core/ops": 1178,
-    "iris_core/providers": 2024,
-    "iris_core/registry": 920,
+    "iris_core/ops": 1169,
+    "iris_core/providers": 1991,
+    "iris_core/registry": 913,
     "iris_core/testing": 2000,
     "iris_core/torch_backend": 2366,
     "iris_core/tracing": 504,
-    "iris_core/tuning": 427,
-    "iris_core/world": 2221,
-    "iris_allocators/*.py": 517,
-    "iris_allocators/driver": 443,
-    "iris_allocators/nccl": 234,
-    "iris_allocators/vmem": 667,
+    "iris_core/tuning": 421,
+    "iris_core/world": 2210,
+    "iris_allocators/*.py": 502,
+    "iris_allocators/driver": 438,
+    "iris_allocators/nccl": 229,
+    "iris_allocators/vmem": 656,
     "iris_triton/*.py": 1524,
     "iris_triton/collectives": 4249,
     "iris_triton/checker": 4116,
@@ -77,7 +77,7 @@ BUDGETS = {
 FEATURES = {
     "PyTorch": (2550, ("iris_core.torch_backend", "iris_core.dispatch.traced")),
     "several nodes": (
-        2524,
+        2492,
         (
             "iris_core.providers.hierarchical", "iris_core.providers.exchanged", "iris_core.providers.straight",
             "iris_core.providers.overlapped",
@@ -87,7 +87,7 @@ FEATURES = {
         ),
     ),
     "experts, attention, norms, multicast, launches from C": (
-        3006,
+        3000,
         (
             "iris_core.ops.experts", "iris_core.ops.attention", "iris_core.nn.expert_parallel", "iris_core.nn.norm",
             "iris_core.nn.sequence", "iris_core.providers.norms", "iris_triton.launcher",
@@ -96,9 +96,9 @@ FEATURES = {
             "iris_triton.gemm.flash_decode", "iris_triton.gemm.parts.attend",
         ),
     ),
-    "checker": (4500, ("iris_triton.checker", "iris_core.cli.check", "iris_core.cli.all_orders")),
+    "checker": (4498, ("iris_triton.checker", "iris_core.cli.check", "iris_core.cli.all_orders")),
 }  # fmt: skip
-REST = 39_113
+REST = 38_939
 """Lines of all else, at most; 38,000 were planned."""
 
 # What does not keep to the rules yet: only ever shorter.

@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 import weakref
+from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -15,6 +16,7 @@ from iris_core.device import targets
 from iris_core.device.one_sided import OneSided
 from iris_core.dispatch.bind import Binder
 from iris_core.errors import DeviceError, HeapClosedError, IrisError, PeerLostError, RankMismatchError
+from iris_core.heap.blocks import Scope
 from iris_core.heap.symmetry import NOT_FINISHED
 from iris_core.heap.tensors import TensorFactories, as_sent
 from iris_core.logs import rank_logger
@@ -22,16 +24,12 @@ from iris_core.ops.api import Operations
 from iris_core.providers import Providers
 from iris_core.registry import MAY_BE_WATCHED, notify
 from iris_core.tracing.recorder import Tracing
+from iris_core.types import Group, HeapStats
 from iris_core.world.failures import on_all_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     import torch
     import torch.distributed as dist
-
-    from iris_core.heap.blocks import Scope
-    from iris_core.types import Group, HeapStats
 
 
 _CLOSED = "this Iris context is closed; open a new one"

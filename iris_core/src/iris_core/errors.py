@@ -16,10 +16,8 @@ derive from it as well: `except MemoryError` catches an exhausted heap, `except 
 from __future__ import annotations
 
 import copyreg
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 
 class IrisError(Exception):

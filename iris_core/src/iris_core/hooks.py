@@ -23,17 +23,17 @@ nor triton: listing plugins has to stay cheap.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 import pluggy
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from iris_core.diagnosis import Finding
     from iris_core.settings import PluginSettings
     from iris_core.types import Availability, CreateRequest, DeviceTarget, PluginInfo
+
 
 PROJECT_NAME = "iris"
 

@@ -6,6 +6,7 @@ Nothing here refers to the context: a context holds what was opened, never the o
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,24 +21,18 @@ from iris_core.errors import IrisError, SettingsError, UnsupportedError
 from iris_core.heap.heap import SymmetricHeap
 from iris_core.heap.streams import TorchStreams
 from iris_core.logs import set_logger_level
-from iris_core.registry import default_registry, select
-from iris_core.registry.select import check_options
-from iris_core.settings import load_plugin_settings, load_settings, warn_unknown_variables
-from iris_core.types import VERSION, ContextSpec, CreateRequest, DeviceType
+from iris_core.protocols import Allocator, DeviceBackend
+from iris_core.registry import PluginRecord, default_registry, select
+from iris_core.registry.select import Plan, check_options
+from iris_core.settings import IrisSettings, load_plugin_settings, load_settings, warn_unknown_variables
+from iris_core.types import VERSION, ContextSpec, CreateRequest, DeviceTarget, DeviceType
+from iris_core.world import Arrival, World
 from iris_core.world.failures import check_agreement, on_all_ranks
 
 if TYPE_CHECKING:
     import contextlib
-    from collections.abc import Callable, Mapping
 
-    from iris_core.protocols import Allocator, DeviceBackend
-    from iris_core.registry import PluginRecord
-    from iris_core.registry.select import Plan
-    from iris_core.settings import IrisSettings
-    from iris_core.types import DeviceTarget
-    from iris_core.world import Arrival, World
-
-    Options = Mapping[str, Mapping[str, Any]]
+Options = Mapping[str, Mapping[str, Any]]
 
 T = TypeVar("T")
 

@@ -6,14 +6,14 @@ implementations.  Allocators never communicate: only the heap runs exchanges, in
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from iris_core.types import CollectiveRequest, FusedRequest, NormRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
-    from pathlib import Path
 
     import torch
 

@@ -12,8 +12,9 @@ import os
 import re
 import sys
 import warnings
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import pydantic
 from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, PrivateAttr
@@ -23,10 +24,6 @@ from pydantic_settings import SettingsError as _DecodeError
 
 from iris_core.errors import FAILURES, SettingsError, error_text
 from iris_core.logs import LEVELS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
 
 PREFIX = "IRIS_"
 NESTING = "__"

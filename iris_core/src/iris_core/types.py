@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     import torch
     import torch.distributed as dist
     from torch.distributed.device_mesh import DeviceMesh
 
     from iris_core.settings import PluginSettings
 
-    Group = dist.ProcessGroup | DeviceMesh | Sequence[int] | None  # a mesh of one dimension; None: all ranks
+
+Group: TypeAlias = "dist.ProcessGroup | DeviceMesh | Sequence[int] | None"
+"""A group of ranks: a mesh has one dimension; None are all ranks."""
 
 VERSION = "0.2.0"
 """Version of iris-core, which its siblings share."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import functools
 import importlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from iris_core.errors import DriverError, UnsupportedError
 from iris_core.types import DeviceType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from contextlib import AbstractContextManager
 
 

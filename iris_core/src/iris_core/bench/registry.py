@@ -8,6 +8,7 @@ import itertools
 import pathlib
 import re
 import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -16,9 +17,8 @@ import pydantic
 from iris_core.errors import BenchmarkError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
     Values = Sequence[Any] | Callable[["RunOptions"], Iterable[Any]]
+
 
 F = TypeVar("F", bound="Callable[..., Any]")
 

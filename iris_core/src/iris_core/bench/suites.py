@@ -8,19 +8,16 @@ import itertools
 import pathlib
 import sys
 import tempfile
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from iris_core.bench.registry import RANKS, RunOptions, parse_axis, registered
+from iris_core.bench.results import Report, Result
 from iris_core.bench.runner import LATE, run
 from iris_core.cli._arguments import choose_plugins, num_gpus
 from iris_core.cli._output import print_table
 from iris_core.errors import BenchmarkError, IrisError
 from iris_core.settings import load_settings
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from iris_core.bench.results import Report, Result
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

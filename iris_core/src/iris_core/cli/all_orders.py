@@ -10,11 +10,9 @@ Journals and names of orders are those of `iris_triton.checker.exploration.order
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+from typing import Any
 
 Words = dict[int, bool]  # by word, whether it is changed
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import warnings
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -12,14 +13,13 @@ from iris_core.cli._arguments import registry_as_set
 from iris_core.cli._output import print_json, print_table
 from iris_core.errors import ArgumentError, PluginError, SettingsError
 from iris_core.logs import logger
+from iris_core.registry import Registry
 from iris_core.settings import PREFIX, IrisSettingsWarning, describe, nearest, warn_unknown_variables
 from iris_core.types import PluginKind, PluginState
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
 
-    from iris_core.registry import Registry
     from iris_core.settings import PluginSettings, SettingRow
 
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 import importlib.util
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from iris_core.errors import CollectiveTimeoutError, DriverError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from iris_core.protocols import Work
+from iris_core.protocols import Work
 
 _CAPTURES_AT_A_TIME = 16
 _POLL_S = 50e-6

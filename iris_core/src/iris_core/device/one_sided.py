@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 
 from iris_core.device.context_words import COMPARISONS
+from iris_core.device.reports import KernelReports
 from iris_core.errors import ArgumentError, CapabilityError, UnsupportedError
-from iris_core.types import DeviceType
+from iris_core.heap.heap import SymmetricHeap
+from iris_core.types import DeviceTarget, DeviceType
+from iris_core.world import World
 
-if TYPE_CHECKING:
-    from iris_core.device.reports import KernelReports
-    from iris_core.heap.heap import SymmetricHeap
-    from iris_core.types import DeviceTarget
-    from iris_core.world import World
-
-    Op = Literal["set", "add"]
-    Comparison = Literal["eq", "ne", "gt", "ge", "lt", "le"]
+Op = Literal["set", "add"]
+Comparison = Literal["eq", "ne", "gt", "ge", "lt", "le"]
 
 _OPS: tuple[Op, ...] = ("set", "add")
 _WORDS = torch.int32, torch.int64

@@ -10,43 +10,45 @@ import contextlib
 import threading
 import weakref
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 
+from iris_core.device.barrier import DeviceBarriers
 from iris_core.device.launch_order import Begun, DeviceOrder
+from iris_core.device.reports import KernelReports, Meaning, Report
 from iris_core.dispatch import choice
-from iris_core.dispatch.config import Config, FusedConfig
+from iris_core.dispatch.choice import Explanation
+from iris_core.dispatch.config import Config, FusedConfig, LaunchConfig
 from iris_core.dispatch.first_calls import FirstCalls
 from iris_core.dispatch.members import Members, layout_of, prepare_alike
-from iris_core.dispatch.requests import POINT_TO_POINT, CollectiveCall, Here, config_text, is_empty, shared_facts
+from iris_core.dispatch.products import FusedCall, NormCall
+from iris_core.dispatch.requests import (
+    POINT_TO_POINT,
+    CollectiveCall,
+    Here,
+    Request,
+    config_text,
+    is_empty,
+    shared_facts,
+)
 from iris_core.dispatch.team import Host, Scratch, Team, control_nbytes
 from iris_core.dispatch.traced import BINDERS
 from iris_core.errors import HeapClosedError, HeapError, UnsupportedError
+from iris_core.heap.heap import SymmetricHeap
 from iris_core.heap.streams import HostStream, HostStreams, HostWork
+from iris_core.protocols import CallCache, Context, Work
 from iris_core.registry import MAY_BE_WATCHED, notify
-from iris_core.types import DeviceType, FusedRequest, OperationRequest
+from iris_core.types import DeviceType, FusedRequest, Group, OperationRequest
+from iris_core.world import World
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from iris_core.device.barrier import DeviceBarriers
-    from iris_core.device.reports import KernelReports, Meaning, Report
-    from iris_core.dispatch.choice import Explanation
-    from iris_core.dispatch.config import LaunchConfig
-    from iris_core.dispatch.products import FusedCall, NormCall
-    from iris_core.dispatch.requests import Request
-    from iris_core.heap.heap import SymmetricHeap
-    from iris_core.protocols import CallCache, Context, Work
-    from iris_core.types import Group
-    from iris_core.world import World
-
-    Call = CollectiveCall | FusedCall | NormCall
-    Order = HostStream | DeviceOrder
+Call = CollectiveCall | FusedCall | NormCall
+Order = HostStream | DeviceOrder
 
 
 GENERATION = 512

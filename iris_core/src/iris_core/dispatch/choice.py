@@ -9,21 +9,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
 from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from iris_core.dispatch import tables
-from iris_core.dispatch.requests import nodes_of
+from iris_core.dispatch.config import LaunchConfig
+from iris_core.dispatch.requests import Request, nodes_of
 from iris_core.dispatch.tables import HEAP, ORDINARY, TF32, Entry
 from iris_core.errors import FAILURES, ArgumentError, SettingsError, UnsupportedError, error_text
 from iris_core.logs import logger
+from iris_core.protocols import Algorithm
 from iris_core.types import Availability, FusedRequest, NormRequest, OperationRequest
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from iris_core.dispatch.config import LaunchConfig
-    from iris_core.dispatch.requests import Request
-    from iris_core.protocols import Algorithm
 
 _OURS = ("iris_core", "iris_triton", "iris_gluon")
 _FEW = 6  # algorithms that are measured at a first call at most, beside those that always are

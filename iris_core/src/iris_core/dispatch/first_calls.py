@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from iris_core.dispatch.choice import CLEARLY, Choice, entry_for, size_of
+from iris_core.dispatch.choice import CLEARLY, Choice, Chooser, Launch, entry_for, size_of
+from iris_core.dispatch.members import Members
 from iris_core.dispatch.requests import POINT_TO_POINT, TORCH
 from iris_core.errors import (
     CollectiveTimeoutError,
@@ -22,16 +24,10 @@ from iris_core.errors import (
     PeerLostError,
     RankMismatchError,
 )
+from iris_core.heap.heap import SymmetricHeap
 from iris_core.logs import logger
 from iris_core.types import DeviceType
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from iris_core.dispatch.choice import Chooser, Launch
-    from iris_core.dispatch.members import Members
-    from iris_core.heap.heap import SymmetricHeap
-    from iris_core.world import World
+from iris_core.world import World
 
 _ROUNDS = 6
 _ROUND_S, _MOST_CALLS = 1e-3, 100  # of one algorithm's calls, but one call at least

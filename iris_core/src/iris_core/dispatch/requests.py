@@ -7,22 +7,18 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from iris_core.errors import ArgumentError, DeviceError, LayoutError, UnsupportedError
-from iris_core.types import REDUCIBLE, CollectiveRequest, FusedRequest, NormRequest, ReduceOp
+from iris_core.types import REDUCIBLE, CollectiveRequest, DeviceTarget, FusedRequest, Group, NormRequest, ReduceOp
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from iris_core.types import DeviceTarget, Group
-
-    Request = CollectiveRequest | FusedRequest | NormRequest
+Request = CollectiveRequest | FusedRequest | NormRequest
 
 REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 POINT_TO_POINT = ("send", "recv")

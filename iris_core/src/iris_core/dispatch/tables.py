@@ -10,19 +10,20 @@ import contextlib
 import importlib.metadata
 import json
 import os
-from collections.abc import Mapping  # pydantic reads the types
+from collections.abc import (
+    Iterable,
+    Mapping,  # pydantic reads the types
+    Sequence,
+)
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, model_validator
 
 from iris_core.dispatch.config import Config, FusedConfig
 from iris_core.documents import read_document
 from iris_core.errors import SettingsError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from pathlib import Path
 
 FORMAT = 2
 """Version of the files' format."""

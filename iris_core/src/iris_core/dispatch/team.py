@@ -7,25 +7,21 @@ from __future__ import annotations
 
 import concurrent.futures
 import enum
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from iris_core.device.context_words import Mismatch, MismatchCode, Status, code_of
-from iris_core.device.reports import Meaning
+from iris_core.device.reports import KernelReports, Meaning, Report
+from iris_core.dispatch.config import Config
 from iris_core.errors import IrisError, UnsupportedError
+from iris_core.heap.heap import SymmetricHeap
 from iris_core.heap.regions import Region
 from iris_core.logs import logger
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from iris_core.device.reports import KernelReports, Report
-    from iris_core.dispatch.config import Config
-    from iris_core.heap.heap import SymmetricHeap
-    from iris_core.types import CollectiveRequest, ContextSpec
-    from iris_core.world import World
+from iris_core.types import CollectiveRequest, ContextSpec
+from iris_core.world import World
 
 ELEMENT_TYPES = (
     "float32", "float16", "bfloat16", "float64", "int8", "uint8", "int16", "int32", "int64", "bool", "uint16", "uint32",

@@ -15,23 +15,22 @@ from __future__ import annotations
 import enum
 import threading
 from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from iris_core.errors import HeapError, NotOnHeapError
+from iris_core.heap.backing import Backing
+from iris_core.heap.offsets import SubAllocator
+from iris_core.heap.streams import Stream, StreamOrder, Uses
+from iris_core.protocols import Allocator
+from iris_core.types import Block
+from iris_core.world import World
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
     import torch
 
-    from iris_core.heap.backing import Backing
-    from iris_core.heap.offsets import SubAllocator
-    from iris_core.heap.streams import Stream, StreamOrder, Uses
-    from iris_core.protocols import Allocator
-    from iris_core.types import Block
-    from iris_core.world import World
 
 NOT_OPEN = "the symmetric heap is not open yet: call open() on every rank"
 

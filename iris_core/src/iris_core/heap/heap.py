@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from iris_core.device.status import Standstill
 from iris_core.errors import (
     ArgumentError,
     HeapClosedError,
@@ -29,22 +31,14 @@ from iris_core.errors import (
 from iris_core.heap import external as imports
 from iris_core.heap import regions, symmetry
 from iris_core.heap.backing import Backing, span, tensor_at
-from iris_core.heap.blocks import NOT_OPEN, BlockTable, HeapState, Op, Record, Scope, format_label
+from iris_core.heap.blocks import NOT_OPEN, BlockTable, HeapState, Label, Op, Record, Scope, format_label
 from iris_core.heap.offsets import MIN_ALIGNMENT, SubAllocator
 from iris_core.heap.regions import Region
-from iris_core.heap.streams import HostStreams, StreamOrder
-from iris_core.types import Block, HeapStats
+from iris_core.heap.streams import HostStreams, Stream, StreamOrder, Streams
+from iris_core.protocols import Allocator
+from iris_core.types import Block, HeapStats, Network
+from iris_core.world import World
 from iris_core.world.failures import on_all_ranks
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from iris_core.device.status import Standstill
-    from iris_core.heap.blocks import Label
-    from iris_core.heap.streams import Stream, Streams
-    from iris_core.protocols import Allocator
-    from iris_core.types import Network
-    from iris_core.world import World
 
 _SMALL = 32
 """A group may take this part of the system area, or less, also when half of it is used."""

@@ -10,18 +10,15 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import weakref
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 
 from iris_core.errors import UnsupportedError
+from iris_core.heap.heap import SymmetricHeap
 from iris_core.logs import logger
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from iris_core.heap.heap import SymmetricHeap
-    from iris_core.types import DeviceTarget
+from iris_core.types import DeviceTarget
 
 ALIGNMENT = 512
 """Alignment in bytes that torch's caching allocator expects of a segment's address."""

@@ -21,21 +21,17 @@ import itertools
 import operator
 import threading
 from bisect import insort
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from iris_core.errors import HeapClosedError, HeapExhaustedError, UnsupportedError
+from iris_core.heap.blocks import HeapState
 from iris_core.heap.offsets import MIN_ALIGNMENT, RangeSet
 from iris_core.types import Block
+from iris_core.world import World
 from iris_core.world.failures import on_all_ranks
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from iris_core.heap.blocks import HeapState
-    from iris_core.world import World
 
 _FIRST_SHARE, _STEPS = 2, 16
 """Allocations have a half of the heap at first, and then a sixteenth more at a time, at least."""

@@ -14,19 +14,15 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from iris_core.errors import DeviceError, HeapError, HeapExhaustedError, IrisError, SymmetryError
 from iris_core.heap import regions
-from iris_core.heap.blocks import HISTORY_LENGTH, Call, Op, format_label
+from iris_core.heap.blocks import HISTORY_LENGTH, Call, HeapState, Label, Op, Record, format_label
+from iris_core.heap.streams import Stream
 from iris_core.world.failures import list_ranks, on_all_ranks
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from iris_core.heap.blocks import HeapState, Label, Record
-    from iris_core.heap.streams import Stream
 
 NOT_FINISHED = "could not finish the work of its device"
 """Text of messages after the ranks that could not wait for their device."""

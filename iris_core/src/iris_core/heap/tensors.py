@@ -21,20 +21,17 @@ All factories share, besides their options:
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 import torch
 
 from iris_core.device.targets import same_device
 from iris_core.errors import ArgumentError, DeviceError, LayoutError, NotOnHeapError, UnsupportedError
+from iris_core.heap.heap import SymmetricHeap
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from iris_core.heap.heap import SymmetricHeap
-
-    Fill = Callable[[torch.Tensor], object] | None
+Fill = Callable[[torch.Tensor], object] | None
 
 
 Scalar = bool | int | float | complex | torch.Tensor  # a tensor without dimensions stands for its value

@@ -5,27 +5,24 @@ A repeated call is one dict lookup and a launch; `Binder` prepares the first one
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 
 from iris_core.dispatch import products
 from iris_core.dispatch.bind import Launches
 from iris_core.dispatch.calls import Calls, current_device
+from iris_core.dispatch.config import Config, FusedConfig
 from iris_core.dispatch.products import NORM, OPS, ROW_NBYTES, FusedCall, NormCall, call_of
 from iris_core.dispatch.requests import TORCH, reach
 from iris_core.dispatch.traced import is_compiling, trace
 from iris_core.errors import ArgumentError
 from iris_core.ops.attention import FlashDecode, RingAttention
 from iris_core.ops.experts import ExpertGroup
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from iris_core.dispatch.config import Config, FusedConfig
-    from iris_core.protocols import Work
-    from iris_core.types import Group
+from iris_core.protocols import Work
+from iris_core.types import Group
 
 _FLOAT32 = torch.float32
 

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from iris_core.device.targets import on_device
+from iris_core.dispatch.bind import Binder
 from iris_core.dispatch.requests import name_all, name_of
 from iris_core.errors import ArgumentError, UnsupportedError
 from iris_core.ops.made import RESULTS, Made
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from iris_core.dispatch.bind import Binder
-    from iris_core.types import Group
+from iris_core.types import Group
 
 _ROW_NBYTES = 16
 SENT, RETURNED = 1, 2

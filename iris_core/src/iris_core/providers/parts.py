@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from iris_core.device.launch_order import Begun
 from iris_core.dispatch.requests import nodes_of
+from iris_core.dispatch.team import Host
 from iris_core.types import Availability, CollectiveRequest, FusedRequest, NormRequest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from iris_core.device.launch_order import Begun
-    from iris_core.dispatch.team import Host
 
 PARTED_IN, PARTED_OUT = ("reduce_scatter", "all_to_all", "scatter"), ("all_gather", "all_to_all", "gather")
 """Collectives whose inputs, or outputs, have a part for each member."""

@@ -10,25 +10,21 @@ which NCCL carries by rings, faster than messages; kernels then distribute it wi
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from iris_core.device.launch_order import Begun
 from iris_core.dispatch.requests import nodes_of
+from iris_core.dispatch.team import Host
 from iris_core.providers.hierarchical import grid_of, strides_of
 from iris_core.providers.model import between_nodes_s, everywhere
-from iris_core.providers.parts import Composed, Staged, dense, part_of, scratch_of, staged
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from iris_core.dispatch.team import Host
-    from iris_core.providers.parts import Side
-    from iris_core.providers.torch_distributed import TorchCollective
-    from iris_core.types import CollectiveRequest
+from iris_core.providers.parts import Composed, Side, Staged, dense, part_of, scratch_of, staged
+from iris_core.providers.torch_distributed import TorchCollective
+from iris_core.types import CollectiveRequest
 
 
 class _Side(NamedTuple):

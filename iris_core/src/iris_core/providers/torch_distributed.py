@@ -13,8 +13,9 @@ import math
 import threading
 import time
 import warnings
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -22,20 +23,14 @@ import torch.distributed as dist
 from iris_core.device.launch_order import Begun
 from iris_core.dispatch.config import Config
 from iris_core.dispatch.requests import COLUMNS, POINT_TO_POINT, REDUCING, name_of, nodes_of
-from iris_core.dispatch.team import ELEMENT_TYPES
+from iris_core.dispatch.team import ELEMENT_TYPES, Host
 from iris_core.errors import CollectiveTimeoutError, DeviceError, IrisError, UnsupportedError
 from iris_core.providers.baseline import Unfused
 from iris_core.providers.model import between_nodes_s, everywhere
 from iris_core.providers.parts import PARTED_IN, PARTED_OUT, Staged, dense, scratch_of, staged
-from iris_core.types import Availability, DeviceType
+from iris_core.types import Availability, CollectiveRequest, DeviceType, FusedRequest, PluginInfo
+from iris_core.world import World
 from iris_core.world.failures import name_ranks
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from iris_core.dispatch.team import Host
-    from iris_core.types import CollectiveRequest, FusedRequest, PluginInfo
-    from iris_core.world import World
 
 _BYTES_PER_S, _CALL_S = {"nccl": 2e11, "gloo": 1e9}, {"nccl": 2e-5, "gloo": 1e-3}
 NCCL_SMS = 32

@@ -10,6 +10,7 @@ import difflib
 import functools
 import reprlib
 import threading
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from iris_core.diagnosis import Finding
@@ -40,9 +41,8 @@ from iris_core.registry.records import (
 from iris_core.types import Availability, CreateRequest, DeviceTarget, PluginKind, PluginState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from iris_core.settings import PluginSettings
+
 
 __all__ = ["PluginRecord", "Registry", "default_registry", "reset_default_registry"]
 

@@ -11,11 +11,11 @@ import inspect
 import re
 import reprlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pluggy
 
-from iris_core.errors import PluginAPIVersionError, PluginLoadError
+from iris_core.errors import PluginAPIVersionError, PluginError, PluginLoadError
 from iris_core.hooks import (
     OBSERVER_HOOKS,
     OPTIONAL_PROVIDER_HOOKS,
@@ -27,9 +27,6 @@ from iris_core.hooks import (
 from iris_core.logs import logger
 from iris_core.protocols import Allocator, Collective, DeviceBackend
 from iris_core.types import PLUGIN_API, Capability, DeviceType, PluginInfo, PluginKind, PluginState
-
-if TYPE_CHECKING:
-    from iris_core.errors import PluginError
 
 REGISTERED = "(registered)"
 """Distribution of plugins that a program registered itself."""

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import heapq
 import json
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from iris_core.tracing.clocks import Clock
 from iris_core.tracing.layout import NO_DURATION
 
 if TYPE_CHECKING:
     import pathlib
-    from collections.abc import Iterable, Mapping, Sequence
 
-    from iris_core.tracing.clocks import Clock
 
 SCHEMA_VERSION = "1.2"
 _CU_BITS = 16

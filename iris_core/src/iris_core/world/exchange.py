@@ -17,13 +17,11 @@ import struct
 import threading
 import time
 from collections import defaultdict, deque
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from iris_core.errors import CollectiveTimeoutError, HeapClosedError, IrisError, PeerLostError
 from iris_core.world.failures import name_ranks
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 _HEADER = struct.Struct("<QQBHIQ")  # world, number, kind, then lengths: of the call, of the descriptors, of the payload
 _FDS_PER_MESSAGE = 200  # the kernel's limit is 253

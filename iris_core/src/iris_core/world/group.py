@@ -13,6 +13,7 @@ import pickle
 import struct
 import sys
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from iris_core.errors import (
@@ -24,19 +25,14 @@ from iris_core.errors import (
     UnsupportedError,
 )
 from iris_core.logs import logger
-from iris_core.types import Segment
+from iris_core.types import Group, Segment
 from iris_core.world import rendezvous
-from iris_core.world.exchange import Frame, close_all, limit_of_files
+from iris_core.world.exchange import Exchanges, Frame, close_all, limit_of_files
 from iris_core.world.failures import list_ranks, name_ranks, on_all_ranks
 from iris_core.world.rendezvous import VARIABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     import torch.distributed as dist
-
-    from iris_core.types import Group
-    from iris_core.world.exchange import Exchanges
 
 
 watcher: Any = None

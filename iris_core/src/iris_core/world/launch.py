@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import wait
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -23,9 +24,9 @@ from iris_core.world.group import initialised_torch, launched_in
 from iris_core.world.rendezvous import Folder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
     from multiprocessing.connection import Connection
     from multiprocessing.context import ForkContext, ForkServerContext, SpawnContext
+
 
 R = TypeVar("R")
 _GRACE_S = 1.0  # after a failure, others may still send the cause of it

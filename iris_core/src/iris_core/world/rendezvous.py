@@ -27,6 +27,7 @@ import socket
 import stat
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,9 +46,8 @@ from iris_core.world.failures import name_ranks
 from iris_core.world.store_exchange import FAILED, LOOK_S, SharedStore, StoreExchanges
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     import torch.distributed as dist
+
 
 VARIABLE = "IRIS_NODES"
 
