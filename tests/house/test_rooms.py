@@ -38,16 +38,16 @@ FLOORS = (
 
 # Lines of a room, at most; what exceeds the target of docs/architecture.md shrinks towards it and never grows.
 BUDGETS = {
-    "iris_core/*.py": 2688,
+    "iris_core/*.py": 2686,
     "iris_core/bench": 1231,
     "iris_core/ccl": 371,
     "iris_core/cli": 1656,
     "iris_core/device": 1390,
     "iris_core/dispatch": 3281,
-    "iris_core/heap": 2727,
+    "iris_core/heap": 2718,
     "iris_core/nn": 867,
     "iris_core/ops": 1169,
-    "iris_core/providers": 1991,
+    "iris_core/providers": 1982,
     "iris_core/registry": 913,
     "iris_core/testing": 2000,
     "iris_core/torch_backend": 2366,
@@ -98,7 +98,7 @@ FEATURES = {
     ),
     "checker": (4498, ("iris_triton.checker", "iris_core.cli.check", "iris_core.cli.all_orders")),
 }  # fmt: skip
-REST = 38_939
+REST = 38_919
 """Lines of all else, at most; 38,000 were planned."""
 
 # What does not keep to the rules yet: only ever shorter.

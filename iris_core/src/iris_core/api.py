@@ -110,9 +110,7 @@ class Iris(TensorFactories, OneSided):
             self.target = opened.plan.target
             self.device = self.target.torch_device
             self.backend, self.heap = opened.backend, opened.heap
-            create, provides = opened.maker.create, opened.allocator.info.provides
-            providers = Providers(opened.backend, self.target, create, provides, opened.world)
-            self._binder = Binder(self, opened, providers)
+            self._binder = Binder(self, opened, Providers(opened))
             undo.callback(self._binder.close)
             opened.reports.describers.append(self._binder.explain_report)
             self._world.barrier()

@@ -268,11 +268,9 @@ class SymmetricHeap:
         that stays for others, then from the heap: for the whole world from what users allocate, for a group from the
         heap's end, or what is left of the area.
         """
-        area, region = self.system_area, None
         is_group = len(members) < len(self.heap_bases)
-        has_half = area.used_nbytes(world) + nbytes <= area.nbytes // 2
-        if has_half or (is_group and nbytes <= area.nbytes // _SMALL):  # the heap may have large granules
-            region = self._of_area(world, nbytes, what)
+        is_small = is_group and nbytes <= self.system_area.nbytes // _SMALL  # the heap may have large granules
+        region = self._of_area(world, nbytes, what, 1 if is_small else 2)
         if region is None and self.spare_nbytes:
             largest = self.stats().largest_free
             if largest - nbytes < self.spare_nbytes:
@@ -296,10 +294,10 @@ class SymmetricHeap:
             world.barrier()  # no peer stores there before it is filled
         return region
 
-    def _of_area(self, world: World, nbytes: int, what: str) -> Region | None:
-        """Return a part of the system area; None if it is exhausted."""
+    def _of_area(self, world: World, nbytes: int, what: str, share: int = 1) -> Region | None:
+        """Return a part of the system area; None if it is exhausted; see `SystemArea.reserve`."""
         with contextlib.suppress(UnsupportedError):
-            return self.system_area.region(self.system_area.reserve(world, nbytes, what), nbytes)
+            return self.system_area.region(self.system_area.reserve(world, nbytes, what, share), nbytes)
         return None
 
     def allocate_symmetric(self, *size: int, dtype: torch.dtype | None = None) -> tuple[torch.Tensor, torch.Tensor]:

@@ -93,8 +93,8 @@ class SystemArea:
         self._used.add(begin, begin + _up(nbytes, MIN_ALIGNMENT))
         return begin
 
-    def reserve(self, world: World, nbytes: int, what: str) -> int:
-        """Find a range for a group of ranks; `what` says what for.
+    def reserve(self, world: World, nbytes: int, what: str, share: int = 1) -> int:
+        """Find a range for a group of ranks in the first part of the area, one of `share`; `what` says what for.
 
         Collective: every member calls it with the same arguments, and no other rank.
         """
@@ -104,7 +104,7 @@ class SystemArea:
             for first, end in itertools.chain(*world.all_gather_object(list(self._used))):
                 used.add(first, end)
             begin: int = next(end for _, end in [(0, 0), *used] if not used.intersection(end, end + size))
-            if begin + size > self.nbytes:
+            if begin + size > self.nbytes // share:
                 raise UnsupportedError(
                     f"{what} needs {size} bytes of the heap's system area, but of its {self.nbytes} bytes only "
                     f"{max(self.nbytes - begin, 0)} are left at its end to this group of {world.world_size} ranks; "
@@ -119,13 +119,6 @@ class SystemArea:
             if kept:  # another thread of a member has given the range to another group meanwhile
                 with self._lock:
                     self._used.remove(begin, begin + size)
-
-    def used_nbytes(self, world: World) -> int:
-        """Return how much of the area the ranges of these ranks reach over, in bytes from its beginning.
-
-        Collective: every rank of `world` calls it, and no other rank.
-        """
-        return max((end for row in world.all_gather_object(list(self._used)) for _, end in row), default=0)
 
 
 # -- the end of the heap ----------------------------------------------------------------------------------------------

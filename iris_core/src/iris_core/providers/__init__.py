@@ -69,24 +69,15 @@ class Local:
 
 
 class Providers:
-    """The algorithms of one context, and the measured tables that come with them.
+    """The algorithms of one context, whose parts have been `opened`, and the measured tables that come with them."""
 
-    `create` makes the algorithm of a plugin for this rank; `provides` is what the allocator's memory can do.
-    """
-
-    def __init__(
-        self,
-        backend: Any,
-        target: DeviceTarget,
-        create: Callable[[PluginRecord], Any],
-        provides: frozenset[Capability],
-        world: World,
-    ) -> None:
-        self._backend = backend
-        self._target = target
-        self._torch = "gloo" if target.type is DeviceType.CPU else "nccl"
-        self._create = create
-        self._provides, self._ranks, self._spans_nodes = provides, world.torch_ranks, world.spans_nodes
+    def __init__(self, opened: Any) -> None:
+        self._backend: Any = opened.backend
+        self._target: DeviceTarget = opened.plan.target
+        self._torch = "gloo" if self._target.type is DeviceType.CPU else "nccl"
+        self._create: Callable[[PluginRecord], Any] = opened.maker.create
+        self._provides: frozenset[Capability] = opened.allocator.info.provides
+        self._ranks, self._spans_nodes = opened.world.torch_ranks, opened.world.spans_nodes
         self._records = default_registry().records(PluginKind.COLLECTIVE)
         self._plugins: tuple[list[Algorithm[Any]], list[tuple[str, str]]] | None = None
 
