@@ -38,20 +38,20 @@ FLOORS = (
 
 # Lines of a room, at most; what exceeds the target of docs/architecture.md shrinks towards it and never grows.
 BUDGETS = {
-    "iris_core/*.py": 2686,
+    "iris_core/*.py": 2655,
     "iris_core/bench": 1231,
     "iris_core/ccl": 371,
     "iris_core/cli": 1656,
     "iris_core/device": 1390,
-    "iris_core/dispatch": 3281,
+    "iris_core/dispatch": 3272,
     "iris_core/heap": 2718,
     "iris_core/nn": 867,
     "iris_core/ops": 1169,
     "iris_core/providers": 1982,
     "iris_core/registry": 913,
-    "iris_core/testing": 2000,
-    "iris_core/torch_backend": 2366,
-    "iris_core/tracing": 504,
+    "iris_core/testing": 1957,
+    "iris_core/torch_backend": 2354,
+    "iris_core/tracing": 500,
     "iris_core/tuning": 421,
     "iris_core/world": 2210,
     "iris_allocators/*.py": 502,
@@ -75,7 +75,7 @@ BUDGETS = {
 
 # What came after the rooms were built, in whose budgets it is: lines at most of each, and the modules and packages.
 FEATURES = {
-    "PyTorch": (2550, ("iris_core.torch_backend", "iris_core.dispatch.traced")),
+    "PyTorch": (2538, ("iris_core.torch_backend", "iris_core.dispatch.traced")),
     "several nodes": (
         2492,
         (
@@ -98,7 +98,7 @@ FEATURES = {
     ),
     "checker": (4498, ("iris_triton.checker", "iris_core.cli.check", "iris_core.cli.all_orders")),
 }  # fmt: skip
-REST = 38_919
+REST = 38_832
 """Lines of all else, at most; 38,000 were planned."""
 
 # What does not keep to the rules yet: only ever shorter.

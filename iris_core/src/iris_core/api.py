@@ -14,7 +14,7 @@ from iris_core import open_context, world
 from iris_core.ccl.api import Collectives
 from iris_core.device import targets
 from iris_core.device.one_sided import OneSided
-from iris_core.dispatch.bind import Binder
+from iris_core.dispatch.bind import CLOSED, Binder
 from iris_core.errors import DeviceError, HeapClosedError, IrisError, PeerLostError, RankMismatchError
 from iris_core.heap.blocks import Scope
 from iris_core.heap.symmetry import NOT_FINISHED
@@ -30,9 +30,6 @@ from iris_core.world.failures import on_all_ranks
 if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
-
-
-_CLOSED = "this Iris context is closed; open a new one"
 
 
 class Iris(TensorFactories, OneSided):
@@ -94,7 +91,7 @@ class Iris(TensorFactories, OneSided):
         deterministic: bool | None = None,
         check: str | Sequence[str] | None = None,
     ) -> None:
-        self._closed = _CLOSED  # why it cannot be used, until everything is open
+        self._closed = CLOSED  # why it cannot be used, until everything is open
         self._mem_pool: torch.cuda.MemPool | None = None
         device = None if device is None else str(device)
         asked: dict[str, Any] = {"heap_size": heap_size, "allocator": allocator, "backend": backend, "device": device}
@@ -480,7 +477,7 @@ class Iris(TensorFactories, OneSided):
     def _close(self, *, synchronize: bool, failing: bool) -> None:
         if self._closed:
             return
-        self._closed = _CLOSED
+        self._closed = CLOSED
         error: IrisError | None = None
         try:
             notify("iris_closing", context=self)

@@ -406,20 +406,13 @@ class SupportsGroups(Protocol):
 
 
 class Context(Protocol):
-    """The part of an open `iris_core.Iris` that backends and the core itself use; its members are documented there.
+    """The part of an open `iris_core.Iris` that backends and the core itself use; its members are documented there."""
 
-    Attributes:
-        device: device of the heap, as torch names it.
-        target: the same, with its architecture.
-        backend: the device backend.
-        settings, heap: the context's `IrisSettings` and `SymmetricHeap`.
-    """
-
-    device: str
-    target: DeviceTarget
-    backend: DeviceBackend
-    settings: Any
-    heap: Any
+    device: str  #: device of the heap, as torch names it
+    target: DeviceTarget  #: the same, with its architecture
+    backend: DeviceBackend  #: the device backend
+    settings: Any  #: the context's `IrisSettings`
+    heap: Any  #: the context's `SymmetricHeap`
 
     @property
     def cur_rank(self) -> int:

@@ -54,23 +54,14 @@ Order = HostStream | DeviceOrder
 GENERATION = 512
 """Launches of a generation; there are two, so at least this number of recent launches is kept."""
 
-_CLOSED = "this Iris context is closed; open a new one"
+CLOSED = "this Iris context is closed; open a new one"
 
 
 class Bound:
-    """A call that can be launched: algorithm, plan, and where it runs.
+    """A call that can be launched: algorithm, plan, the request that this was prepared for, and where it runs."""
 
-    Attributes:
-        plan: the algorithm's.
-        op, request: the operation, and the request that it was prepared for.
-        algorithm: its name.
-        mark: returns an event that is complete when the team's launches so far are done; None if there is none.
-        workspace: of `ctx.ops`: what a call returns.
-        reach: of `ctx.ops`: bytes of each tensor, from the first element to the end of the last one.
-    """
-
-    workspace: Any = None
-    reach: tuple[int, ...] = ()
+    workspace: Any = None  # of `ctx.ops`: what a call returns
+    reach: tuple[int, ...] = ()  # of `ctx.ops`: bytes of each tensor, from the first element to the end of the last one
 
     def __init__(
         self, algorithm: Any, plan: Any, order: Order, team: Team, context: weakref.ref[Context], request: Request
@@ -437,7 +428,7 @@ class Binder:
         """Return the context; HeapClosedError if it is closed."""
         context = self.context()
         if self._closed or context is None:
-            raise HeapClosedError(self._closed or _CLOSED)
+            raise HeapClosedError(self._closed or CLOSED)
         return context
 
     def members_of(self, group: Group) -> tuple[int, ...]:
@@ -511,7 +502,7 @@ class Binder:
         for workspace in list(self.workspaces):
             if workspace.owner is self:
                 workspace.reset()
-        self.forget(_CLOSED)
+        self.forget(CLOSED)
         self.fused.scratch.clear()
         self.copies.clear()
         self._reserved = ()

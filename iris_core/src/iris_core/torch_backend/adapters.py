@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +22,8 @@ from iris_core.torch_backend.options import IS_BACKEND, Options, uncopied
 from iris_core.torch_backend.work import PassedWork
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
     from datetime import timedelta
+
 
 NAME = "iris"
 _CUSTOM = dist.ProcessGroup.BackendType.CUSTOM

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from iris_core.api import Iris
 from iris_core.device.launch_order import DeviceOrder, SideStream, on_stream
 from iris_core.errors import HeapClosedError, PeerLostError
 from iris_core.logs import logger
@@ -16,11 +18,8 @@ from iris_core.torch_backend.options import reduction
 from iris_core.torch_backend.work import DoneWork
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import torch.distributed as dist
 
-    from iris_core.api import Iris
 
 SUMMARY = "floats off the heap and graphs: sums, gathers and scatters, if asynchronous, or of 64 MiB but for sums: NCCL"
 _ENGINE = "NCCL of the process group"

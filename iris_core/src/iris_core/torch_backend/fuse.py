@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import math
 import operator
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -31,9 +32,8 @@ from iris_core.dispatch.products import PLAIN
 from iris_core.torch_backend import _operations, library
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
-
     from torch.fx import Graph
+
 
 Node = Any
 """A `torch.fx.Node`, whose arguments torch types as a union of all that there is."""

@@ -29,17 +29,13 @@ _IN_ARGS = ("pid", "pid_m", "pid_n", "target_rank", "address", "xcc_id", "cu_id"
 
 
 class Events:
-    """Events of a rank, sorted by time.
-
-    Attributes:
-        columns: by name, one value for each event (`iris_core.tracing.layout.COLUMNS`).
-        dropped: number of events that did not fit into the buffers.
-    """
+    """Events of a rank, sorted by time."""
 
     def __init__(self, columns: Mapping[str, np.ndarray[Any, Any]], dropped: int) -> None:
         order = np.argsort(columns["timestamp"], kind="stable")
+        # one value for each event, by name (`iris_core.tracing.layout.COLUMNS`)
         self.columns = {name: values[order] for name, values in columns.items()}
-        self.dropped = dropped
+        self.dropped = dropped  # number of events that did not fit into the buffers
 
     def __len__(self) -> int:
         return len(self.columns["timestamp"])
