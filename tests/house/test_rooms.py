@@ -38,22 +38,22 @@ FLOORS = (
 
 # Lines of a room, at most; what exceeds the target of docs/architecture.md shrinks towards it and never grows.
 BUDGETS = {
-    "iris_core/*.py": 2655,
+    "iris_core/*.py": 2647,
     "iris_core/bench": 1231,
     "iris_core/ccl": 371,
-    "iris_core/cli": 1656,
-    "iris_core/device": 1390,
-    "iris_core/dispatch": 3272,
-    "iris_core/heap": 2718,
+    "iris_core/cli": 1654,
+    "iris_core/device": 1388,
+    "iris_core/dispatch": 3263,
+    "iris_core/heap": 2710,
     "iris_core/nn": 867,
     "iris_core/ops": 1169,
-    "iris_core/providers": 1982,
+    "iris_core/providers": 1969,
     "iris_core/registry": 913,
     "iris_core/testing": 1957,
     "iris_core/torch_backend": 2354,
     "iris_core/tracing": 500,
     "iris_core/tuning": 421,
-    "iris_core/world": 2210,
+    "iris_core/world": 2197,
     "iris_allocators/*.py": 502,
     "iris_allocators/driver": 438,
     "iris_allocators/nccl": 229,
@@ -77,7 +77,7 @@ BUDGETS = {
 FEATURES = {
     "PyTorch": (2538, ("iris_core.torch_backend", "iris_core.dispatch.traced")),
     "several nodes": (
-        2492,
+        2478,
         (
             "iris_core.providers.hierarchical", "iris_core.providers.exchanged", "iris_core.providers.straight",
             "iris_core.providers.overlapped",
@@ -96,9 +96,9 @@ FEATURES = {
             "iris_triton.gemm.flash_decode", "iris_triton.gemm.parts.attend",
         ),
     ),
-    "checker": (4498, ("iris_triton.checker", "iris_core.cli.check", "iris_core.cli.all_orders")),
+    "checker": (4496, ("iris_triton.checker", "iris_core.cli.check", "iris_core.cli.all_orders")),
 }  # fmt: skip
-REST = 38_832
+REST = 38_793
 """Lines of all else, at most; 38,000 were planned."""
 
 # What does not keep to the rules yet: only ever shorter.

@@ -93,17 +93,9 @@ def open_heap(
 ) -> Opened:
     """Open everything that a context needs before there are collectives.
 
-    Collective: every rank calls it with the same arguments.
-
-    Args:
-        asked: the core's settings, which beat the environment; None where it decides.
-        options: settings of plugins by plugin name; what has no effect is warned about at the caller's caller.
-        arrival: this rank, whose process the others know.
-        on_allocated: called with (offset_bytes, nbytes) after every allocation.
-        undo: gets what closes each thing that was opened; for the caller to close, also after an error.
-
-    Raises:
-        IrisError: see `iris_core.Iris`.
+    Collective: every rank calls it with the same arguments: the core's settings that were asked for, None where the
+    environment decides, and `options` of plugins by name.  `undo` gets what closes each thing that was opened; the
+    caller closes it, also after an error.  Raises as `iris_core.Iris` does.
     """
     settings = load_settings(**asked)
     if settings.source("log_level") != "default":  # else what the program set itself stays

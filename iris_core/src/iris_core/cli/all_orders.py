@@ -51,9 +51,7 @@ class Walk:
 def walk(run: Callable[[str], list[list[int]] | None], most: int) -> Walk:
     """Run a program in all its orders, in `most` runs at most.
 
-    Args:
-        run: runs it in the order of a name; returns its journal, or None where that is not complete.
-        most: runs.
+    `run` runs it in the order of a name, and returns its journal, or None where that is not complete.
     """
     found, steps, is_complete = Walk(), list[Step](), True
     name, first = "order:", 0

@@ -20,9 +20,7 @@ _POLL_S = 50e-6
 class SideStream:
     """A second stream of a GPU, and the waits between it and the current one, in a tenth of the time that torch takes.
 
-    Args:
-        index: of the GPU.
-        priority: of the stream's kernels; those of lower numbers get multiprocessors first.
+    Kernels of a lower `priority` get multiprocessors first.
     """
 
     def __init__(self, index: int, priority: int = 0) -> None:

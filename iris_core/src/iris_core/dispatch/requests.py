@@ -281,12 +281,9 @@ def name_all(dtypes: tuple[torch.dtype, ...]) -> str:
 
 
 def check_fits(op: str, wanted: Mapping[str, tuple[Any, Any, Any]], rows: tuple[str, ...] = ()) -> None:
-    """Raise ArgumentError unless tensors fit.
+    """Raise ArgumentError unless tensors fit: `wanted` has by name the tensor, or None, its shape, and its dtypes.
 
-    Args:
-        op: the operation.
-        wanted: by name the tensor, or None, its shape, and its dtypes.
-        rows: names of tensors of which the last dimension alone must be dense; others must be contiguous.
+    Of `rows`, the last dimension alone must be dense; others must be contiguous.
     """
     for name, (each, shape, dtypes) in wanted.items():
         if each is None:

@@ -67,24 +67,6 @@ class Team:
 
     Collective: every member makes it, unless they are all ranks in their order, which have its memory already.
 
-    Attributes:
-        members: world ranks, in the group's order.
-        rank, size: this rank's index among them, and how many they are.
-        world: for exchanges between their hosts.
-        spans_nodes: whether they are on several nodes: then no memory of theirs is mapped by all, and they get none.
-        world_rank: this rank in the world of the context.
-        base_ptrs: address in this process of each member's heap, in the group's order.
-        bases: the same as int64[size] on the device.
-        device: torch's name of this rank's device.
-        context: the context tensor.
-        multicast_base: where the heaps of all ranks are reached at once (`iris_triton.language.multimem`); 0: nowhere.
-        timeout_ns, status_ptr: bound of waits in kernels, and where they report (`iris_core.device.context_words`).
-        control: words by which the programs of portable kernels synchronise; zero at first.
-        max_programs: how many programs can synchronise there.
-        latest: this rank's last call, for messages.
-        reports: of this rank's context.
-        exhausted: smallest size of memory that could not be had, by name.
-
     Args:
         opened: the parts of the context.
         limit_nbytes: of a workspace (IRIS_CCL_WORKSPACE).
@@ -96,16 +78,26 @@ class Team:
         reserved: tuple[Region, ...],
     ) -> None:  # fmt: skip
         spec: ContextSpec = opened.spec
-        self.members, self.world, self.world_rank = tuple(members), world, spec.rank
-        self.rank, self.size = self.members.index(spec.rank), len(self.members)
+        self.members = tuple(members)  #: world ranks, in the group's order
+        self.size = len(self.members)  #: how many they are
+        self.rank = self.members.index(spec.rank)  #: this rank's index among them
+        self.world_rank = spec.rank  #: this rank in the world of the context
+        self.world = world  #: for exchanges between their hosts
+        #: whether they are on several nodes: then no memory of theirs is mapped by all, and they get none
         self.spans_nodes = world.spans_nodes
+        self.device = spec.device  #: torch's name of this rank's device
+        self.context = context  #: the context tensor
+        #: address in this process of each member's heap, in the group's order
         self.base_ptrs = tuple(spec.heap_bases[member] for member in self.members)
-        self.device, self.context, self.multicast_base = spec.device, context, opened.heap.multicast_base
+        #: the same as int64[size] on the device
         self.bases = lasting(lambda: torch.tensor(self.base_ptrs, dtype=torch.int64, device=self.device))
-        self.timeout_ns, self.status_ptr = spec.timeout_ns, spec.status_ptr
-        self.latest: Any = None
-        self.reports: KernelReports = opened.reports
-        self.exhausted: dict[str, int] = {}
+        #: where the heaps of all ranks are reached at once (`iris_triton.language.multimem`); 0: nowhere
+        self.multicast_base: int = opened.heap.multicast_base
+        self.timeout_ns = spec.timeout_ns  #: bound of waits in kernels
+        self.status_ptr = spec.status_ptr  #: where they report (`iris_core.device.context_words`)
+        self.latest: Any = None  #: this rank's last call, for messages
+        self.reports: KernelReports = opened.reports  #: of this rank's context
+        self.exhausted: dict[str, int] = {}  #: smallest size of memory that could not be had, by name
         self._heap: SymmetricHeap = opened.heap
         self._limit_nbytes = limit_nbytes
         self._held: dict[int, torch.Tensor] = {}
@@ -116,8 +108,10 @@ class Team:
         elif not own:
             nbytes = control_nbytes(self.size, self._heap.system_area.nbytes)
             own = (self._heap.take_region(world, self.members, nbytes, "a group's collectives"),)
+        #: words by which the programs of portable kernels synchronise; zero at first
         self.control = own[0]
         self._regions = {name: [region] for name, region in zip((_CONTROL, _MAIL), own, strict=False)}
+        #: how many programs can synchronise there
         self.max_programs = self.control.tensor.numel() // (control_words(self.size) * _WORD)
 
     @property

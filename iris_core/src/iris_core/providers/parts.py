@@ -42,11 +42,7 @@ def part_of(
 ) -> CollectiveRequest:
     """Describe a collective that is a part of an operation, as `CollectiveCall.describe` would.
 
-    Args:
-        request: the operation.
-        op, options: of the collective.
-        inp, out: of this rank; None where it has none.
-        among: the members that take part, by their numbers in the group; None for all.
+    `request` is that of the operation, `among` the members that take part, by their numbers in the group; None for all.
     """
     dtype = request.dtype
     if isinstance(request, FusedRequest) and request.op != "all_gather_matmul":

@@ -66,11 +66,7 @@ class _Plan:
 
 
 class StraightAllToAll(Composed):
-    """An all_to_all of a group of which two members at least share a node.
-
-    Args:
-        flat: the all_to_all of torch.distributed.
-    """
+    """An all_to_all of a group of which two members at least share a node; `flat` is that of torch.distributed."""
 
     name = "hierarchical"
     info = everywhere("hierarchical", "an exchange within nodes, and beside it one with other nodes")

@@ -228,16 +228,11 @@ class TorchCollective:
 
     Within a node, contiguous tensors in torch's order.  Between nodes any: others are copied, and what only moves goes
     as bytes.
-
-    Args:
-        op: the operation.
-        name: the backend.
-        ranks: the numbers of the world's ranks in torch.distributed; None where they are the same.
     """
 
     op: str
     name: str
-    ranks: tuple[int, ...] | None = None
+    ranks: tuple[int, ...] | None = None  # the world's numbers in torch.distributed; None where they are the same
 
     measured_only: ClassVar = True
     always_measured: ClassVar = True

@@ -176,11 +176,7 @@ class Exchanges:
     ) -> tuple[dict[int, Frame], list[int]]:  # fmt: skip
         """Send this rank's frame to peers; return theirs, and the ranks that were missing when the time was over.
 
-        `look` is called again and again meanwhile, to raise what happened elsewhere.
-
-        Raises:
-            PeerLostError: the process of a peer has ended, or it has closed its world.
-            HeapClosedError: this rank has closed its world, or was forked off.
+        `look` is called again and again meanwhile, to raise what happened elsewhere.  Raises like `check_peers`.
         """
         found: dict[int, Frame] = {}
         missing = list(peers)

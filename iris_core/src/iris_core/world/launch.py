@@ -125,19 +125,15 @@ def check_num_ranks(num_ranks: int, name: str = "num_ranks", least: int = 1) -> 
 
 
 class RankProcesses:
-    """Processes that run jobs as ranks, kept between jobs: a job of n ranks runs on the first n.
-
-    Args:
-        start: starts the process of a rank.
-        timeout_s: bound of one job in seconds.
-        grace_s: how long the other ranks may take after the first failure.
-        pickles: send what a job calls; else the processes have it.
-    """
+    """Processes that run jobs as ranks, kept between jobs: a job of n ranks runs on the first n."""
 
     def __init__(
-        self, start: Callable[[int], RankProcess], timeout_s: float = float("inf"), grace_s: float = _GRACE_S,
-        pickles: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        start: Callable[[int], RankProcess],  # starts the process of a rank
+        timeout_s: float = float("inf"),  # bound of one job
+        grace_s: float = _GRACE_S,  # how long the other ranks may take after the first failure
+        pickles: bool = True,  # send what a job calls; else the processes have it
+    ) -> None:
         self._start, self._timeout_s, self._grace_s, self._pickles = start, timeout_s, grace_s, pickles
         self._processes: dict[int, RankProcess] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="iris-ranks-")
