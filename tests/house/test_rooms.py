@@ -38,25 +38,25 @@ FLOORS = (
 
 # Lines of a room, at most; what exceeds the target of docs/architecture.md shrinks towards it and never grows.
 BUDGETS = {
-    "iris_core/*.py": 2647,
-    "iris_core/bench": 1231,
-    "iris_core/ccl": 371,
-    "iris_core/cli": 1654,
-    "iris_core/device": 1388,
+    "iris_core/*.py": 2645,
+    "iris_core/bench": 1230,
+    "iris_core/ccl": 368,
+    "iris_core/cli": 1651,
+    "iris_core/device": 1383,
     "iris_core/dispatch": 3263,
-    "iris_core/heap": 2710,
-    "iris_core/nn": 867,
-    "iris_core/ops": 1169,
+    "iris_core/heap": 2708,
+    "iris_core/nn": 859,
+    "iris_core/ops": 1166,
     "iris_core/providers": 1969,
     "iris_core/registry": 913,
-    "iris_core/testing": 1957,
-    "iris_core/torch_backend": 2354,
-    "iris_core/tracing": 500,
+    "iris_core/testing": 1953,
+    "iris_core/torch_backend": 2337,
+    "iris_core/tracing": 494,
     "iris_core/tuning": 421,
-    "iris_core/world": 2197,
+    "iris_core/world": 2193,
     "iris_allocators/*.py": 502,
-    "iris_allocators/driver": 438,
-    "iris_allocators/nccl": 229,
+    "iris_allocators/driver": 436,
+    "iris_allocators/nccl": 225,
     "iris_allocators/vmem": 656,
     "iris_triton/*.py": 1524,
     "iris_triton/collectives": 4249,
@@ -75,9 +75,9 @@ BUDGETS = {
 
 # What came after the rooms were built, in whose budgets it is: lines at most of each, and the modules and packages.
 FEATURES = {
-    "PyTorch": (2538, ("iris_core.torch_backend", "iris_core.dispatch.traced")),
+    "PyTorch": (2521, ("iris_core.torch_backend", "iris_core.dispatch.traced")),
     "several nodes": (
-        2478,
+        2469,
         (
             "iris_core.providers.hierarchical", "iris_core.providers.exchanged", "iris_core.providers.straight",
             "iris_core.providers.overlapped",
@@ -87,7 +87,7 @@ FEATURES = {
         ),
     ),
     "experts, attention, norms, multicast, launches from C": (
-        3000,
+        2991,
         (
             "iris_core.ops.experts", "iris_core.ops.attention", "iris_core.nn.expert_parallel", "iris_core.nn.norm",
             "iris_core.nn.sequence", "iris_core.providers.norms", "iris_triton.launcher",
@@ -98,7 +98,7 @@ FEATURES = {
     ),
     "checker": (4496, ("iris_triton.checker", "iris_core.cli.check", "iris_core.cli.all_orders")),
 }  # fmt: skip
-REST = 38_793
+REST = 38_764
 """Lines of all else, at most; 38,000 were planned."""
 
 # What does not keep to the rules yet: only ever shorter.

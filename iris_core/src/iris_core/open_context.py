@@ -6,9 +6,10 @@ Nothing here refers to the context: a context holds what was opened, never the o
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -28,9 +29,6 @@ from iris_core.settings import IrisSettings, load_plugin_settings, load_settings
 from iris_core.types import VERSION, ContextSpec, CreateRequest, DeviceTarget, DeviceType
 from iris_core.world import Arrival, World
 from iris_core.world.failures import check_agreement, on_all_ranks
-
-if TYPE_CHECKING:
-    import contextlib
 
 Options = Mapping[str, Mapping[str, Any]]
 

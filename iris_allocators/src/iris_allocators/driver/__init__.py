@@ -9,13 +9,11 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager
+from typing import Any
 
 from iris_core.errors import DriverError, UnsupportedError
 from iris_core.types import DeviceType
-
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
 
 
 def topology_command(device: DeviceType) -> str:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from iris_allocators.host import MemoryFile, address_of
 from iris_allocators.info import NCCL_INFO
 from iris_allocators.settings import NcclSettings
 from iris_core.errors import PeerAccessError
 from iris_core.types import CreateRequest, Network
-
-if TYPE_CHECKING:
-    import mmap
-
 
 _VERSION = 2, 32  # of the NCCL whose functions are emulated
 

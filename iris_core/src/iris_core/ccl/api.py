@@ -6,9 +6,10 @@ A repeated call is one dict lookup and a launch; `Binder` prepares the first one
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from iris_core.device.targets import on_device
 from iris_core.dispatch.calls import Calls, current_device
@@ -18,10 +19,6 @@ from iris_core.dispatch.team import Team
 from iris_core.dispatch.traced import is_compiling, trace
 from iris_core.protocols import Work
 from iris_core.types import Group, ReduceOp
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 _COMPLEX = frozenset({torch.complex32, torch.complex64, torch.complex128})
 

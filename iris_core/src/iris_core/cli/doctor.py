@@ -5,6 +5,7 @@ Whatever may crash or hang, because it touches a GPU or calls a plugin's own cod
 
 from __future__ import annotations
 
+import argparse
 import collections
 import contextlib
 import faulthandler
@@ -22,7 +23,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from iris_core.cli._arguments import num_gpus, registry_as_set, seconds
 from iris_core.cli._output import print_json, print_table
@@ -37,10 +38,6 @@ from iris_core.settings import IrisSettings, load_settings
 from iris_core.types import DeviceTarget, DeviceType, PluginKind, PluginState
 from iris_core.world.launch import RankError
 from iris_core.world.launch import run as start_ranks
-
-if TYPE_CHECKING:
-    import argparse
-
 
 TIMEOUT_S = 120.0
 """Seconds that the survey and each self-test may take."""

@@ -18,7 +18,9 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import torch
 
 from iris_core.errors import HeapError, NotOnHeapError
 from iris_core.heap.backing import Backing
@@ -27,10 +29,6 @@ from iris_core.heap.streams import Stream, StreamOrder, Uses
 from iris_core.protocols import Allocator
 from iris_core.types import Block
 from iris_core.world import World
-
-if TYPE_CHECKING:
-    import torch
-
 
 NOT_OPEN = "the symmetric heap is not open yet: call open() on every rank"
 

@@ -11,8 +11,9 @@ import concurrent.futures
 import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -30,10 +31,6 @@ from iris_core.torch_backend.buffers import Buffers
 from iris_core.torch_backend.options import Options, reduction
 from iris_core.torch_backend.work import DoneWork, SeveralWorks, StreamWork, ThreadWork, begin_event, end_event
 from iris_core.types import ReduceOp
-
-if TYPE_CHECKING:
-    from datetime import timedelta
-
 
 _is_profiled: Callable[[], bool] = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
 _ALIASES = {

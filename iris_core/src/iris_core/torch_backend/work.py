@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import functools
 import threading
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,10 +15,6 @@ import torch.distributed as dist
 from iris_core.api import Iris
 from iris_core.device.launch_order import SideStream
 from iris_core.providers.torch_distributed import watch_for_lost
-
-if TYPE_CHECKING:
-    import concurrent.futures
-    from datetime import timedelta
 
 
 def begin_event(name: str, tensors: Sequence[torch.Tensor], result: Sequence[torch.Tensor]) -> Any:

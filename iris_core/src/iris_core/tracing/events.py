@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import heapq
 import json
+import pathlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from iris_core.tracing.clocks import Clock
 from iris_core.tracing.layout import NO_DURATION
-
-if TYPE_CHECKING:
-    import pathlib
-
 
 SCHEMA_VERSION = "1.2"
 _CU_BITS = 16

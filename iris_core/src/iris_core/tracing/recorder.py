@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import sys
 import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 
@@ -18,10 +19,6 @@ from iris_core.tracing.layout import COLUMNS, EVENT_NAMES, TraceEvent
 from iris_core.types import ClockOffset
 from iris_core.world import World
 from iris_core.world.failures import on_all_ranks
-
-if TYPE_CHECKING:
-    import os
-
 
 MAX_EVENTS = 1_000_000
 """Events that the buffers of a rank hold unless the user says otherwise: 64 MB."""

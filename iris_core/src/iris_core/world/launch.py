@@ -13,20 +13,16 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkContext, ForkServerContext, SpawnContext
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, SupportsIndex, TypeVar
+from typing import Any, Self, SupportsIndex, TypeVar
 
 from iris_core.errors import ArgumentError, CollectiveTimeoutError, IrisError, PeerLostError, UnsupportedError
 from iris_core.world.failures import name_ranks
 from iris_core.world.group import initialised_torch, launched_in
 from iris_core.world.rendezvous import Folder
-
-if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
-    from multiprocessing.context import ForkContext, ForkServerContext, SpawnContext
-
 
 R = TypeVar("R")
 _GRACE_S = 1.0  # after a failure, others may still send the cause of it
