@@ -38,7 +38,7 @@ FLOORS = (
 
 # Lines of a room, at most; what exceeds the target of docs/architecture.md shrinks towards it and never grows.
 BUDGETS = {
-    "iris_core/*.py": 2645,
+    "iris_core/*.py": 2631,
     "iris_core/bench": 1230,
     "iris_core/ccl": 368,
     "iris_core/cli": 1651,
@@ -50,10 +50,10 @@ BUDGETS = {
     "iris_core/providers": 1969,
     "iris_core/registry": 913,
     "iris_core/testing": 1953,
-    "iris_core/torch_backend": 2337,
+    "iris_core/torch_backend": 2333,
     "iris_core/tracing": 494,
     "iris_core/tuning": 421,
-    "iris_core/world": 2193,
+    "iris_core/world": 2189,
     "iris_allocators/*.py": 502,
     "iris_allocators/driver": 436,
     "iris_allocators/nccl": 225,
@@ -75,7 +75,7 @@ BUDGETS = {
 
 # What came after the rooms were built, in whose budgets it is: lines at most of each, and the modules and packages.
 FEATURES = {
-    "PyTorch": (2521, ("iris_core.torch_backend", "iris_core.dispatch.traced")),
+    "PyTorch": (2517, ("iris_core.torch_backend", "iris_core.dispatch.traced")),
     "several nodes": (
         2469,
         (
@@ -98,7 +98,7 @@ FEATURES = {
     ),
     "checker": (4496, ("iris_triton.checker", "iris_core.cli.check", "iris_core.cli.all_orders")),
 }  # fmt: skip
-REST = 38_764
+REST = 38_746
 """Lines of all else, at most; 38,000 were planned."""
 
 # What does not keep to the rules yet: only ever shorter.

@@ -34,15 +34,11 @@ _RANK_NBYTES = 160 << 20  # what a process has for itself with torch and Triton
 
 
 class RankError(IrisError, RuntimeError):
-    """A rank raised; the message has that rank's traceback.
-
-    Attributes:
-        rank: the first rank that raised.
-    """
+    """A rank raised; the message has that rank's traceback."""
 
     def __init__(self, rank: int, text: str) -> None:
         super().__init__(f"rank {rank} raised:\n{text.rstrip()}")
-        self.rank = rank
+        self.rank = rank  #: the first rank that raised
 
 
 def run(
