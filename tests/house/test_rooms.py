@@ -44,16 +44,16 @@ BUDGETS = {
     "iris_core/cli": 1651,
     "iris_core/device": 1383,
     "iris_core/dispatch": 3263,
-    "iris_core/heap": 2708,
+    "iris_core/heap": 2702,
     "iris_core/nn": 859,
     "iris_core/ops": 1166,
-    "iris_core/providers": 1969,
-    "iris_core/registry": 913,
+    "iris_core/providers": 1967,
+    "iris_core/registry": 912,
     "iris_core/testing": 1953,
     "iris_core/torch_backend": 2333,
     "iris_core/tracing": 494,
     "iris_core/tuning": 421,
-    "iris_core/world": 2189,
+    "iris_core/world": 2187,
     "iris_allocators/*.py": 502,
     "iris_allocators/driver": 436,
     "iris_allocators/nccl": 225,
@@ -98,7 +98,7 @@ FEATURES = {
     ),
     "checker": (4496, ("iris_triton.checker", "iris_core.cli.check", "iris_core.cli.all_orders")),
 }  # fmt: skip
-REST = 38_746
+REST = 38_735
 """Lines of all else, at most; 38,000 were planned."""
 
 # What does not keep to the rules yet: only ever shorter.

@@ -130,8 +130,8 @@ class KernelReports:
         self._page, self._heap, self._log = page, heap, rank_logger(rank, len(heap.heap_bases))
         self._on_gpu = target.type is not DeviceType.CPU
         self._watchdog_s = watchdog_s
+        # the bound as kernels read it; see `iris_core.types.ContextSpec`
         self.timeout_ns = int(-watchdog_s * 1e9) if timeout_s is None else max(1, int(timeout_s * 1e9))
-        """The bound as kernels read it; see `iris_core.types.ContextSpec`."""
         self._lock = threading.Lock()
         self._seen: dict[tuple[int, int], int] = {}
         self.describers: list[Callable[[Report], Meaning | None]] = []  # say what addresses of the heap are for

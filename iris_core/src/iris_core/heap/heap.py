@@ -75,24 +75,20 @@ class SymmetricHeap:
         offsets, blocks = SubAllocator(usable, gap_nbytes), BlockTable(allocator.base_ptr, allocator.nbytes)
         order, backing = StreamOrder(self.streams), Backing(allocator, world)
         self._state = HeapState(allocator, world, usable, offsets, blocks, order, backing, offsets.nbytes)
-        self.rank: int = world.rank
-        """This rank."""
-        self.nbytes: int = allocator.nbytes
-        """Size of each rank's heap in bytes, with the system area."""
-        self.usable_nbytes: int = usable
-        """Bytes of each rank's heap that allocations share."""
+        self.rank: int = world.rank  #: this rank
+        self.nbytes: int = allocator.nbytes  #: size of each rank's heap in bytes, with the system area
+        self.usable_nbytes: int = usable  #: bytes of each rank's heap that allocations share
+        #: the ranks of each node; memory is mapped within a node only
         self.nodes: tuple[tuple[int, ...], ...] = world.nodes
-        """The ranks of each node; memory is mapped within a node only."""
+        #: address of every rank's heap in this process, from opening on; those of ranks on other nodes are one range
+        #: that nothing can access
         self.heap_bases: tuple[int, ...] = ()
-        """Address of every rank's heap in this process, from opening on; those of ranks on other nodes are one range
-        that nothing can access."""
+        #: how kernels reach ranks of other nodes; None where the allocator has no way, and on one node
         self.network: Network | None = None
-        """How kernels reach ranks of other nodes; None where the allocator has no way, and on one node."""
+        #: where a range begins that reaches the heaps of all ranks at once (IRIS_VMEM__MULTICAST), for
+        #: `iris_triton.language.multimem`; 0 if there is none
         self.multicast_base: int = 0
-        """Where a range begins that reaches the heaps of all ranks at once (IRIS_VMEM__MULTICAST), for
-        `iris_triton.language.multimem`; 0 if there is none."""
-        self.spare_nbytes = 0
-        """Bytes that `take_region` leaves in one piece; HeapExhaustedError where it could not."""
+        self.spare_nbytes = 0  #: bytes that `take_region` leaves in one piece; HeapExhaustedError where it could not
         regions.set_first_limit(self._state)
         self.system_area = regions.SystemArea(self._state)
         self._on_allocated = on_allocated

@@ -38,8 +38,7 @@ class _Segments:
         self.allocator: Any = None
         self.pool: weakref.ref[torch.cuda.MemPool] | None = None
         self.is_shared = False
-        self.failure: Exception | None = None
-        """Why the last request was refused; None if it was not."""
+        self.failure: Exception | None = None  # why the last request was refused; None if it was not
 
     def _allocate(self, nbytes: int, device: int, stream: int | None) -> int | None:
         """Return a segment's address; None makes torch free what it caches, try again, and raise OutOfMemoryError."""

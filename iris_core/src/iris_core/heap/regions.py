@@ -63,8 +63,7 @@ class SystemArea:
 
     def __init__(self, state: HeapState) -> None:
         self._state = state
-        self.nbytes = state.allocator.nbytes - state.usable
-        """Size of the area in bytes."""
+        self.nbytes = state.allocator.nbytes - state.usable  #: size of the area in bytes
         self._lock = threading.Lock()
         self._used = RangeSet()
 

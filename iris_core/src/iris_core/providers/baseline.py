@@ -44,8 +44,7 @@ class Unfused:
     always_measured = spans_nodes = True
     scaled: tuple[str, ...] = SCALED
 
-    collective_config: Config | None = None
-    """Config of the collective; by default the library chooses."""
+    collective_config: Config | None = None  # config of the collective; by default the library chooses
 
     def __init__(self, op: str) -> None:
         self.op = op

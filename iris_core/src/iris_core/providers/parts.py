@@ -137,8 +137,7 @@ class Composed:
     """A collective between nodes that is made of others."""
 
     spans_nodes = composes = True
-    fields: tuple[str, ...] = ()
-    """Fields of a config that it has a use for."""
+    fields: tuple[str, ...] = ()  # fields of a config that it has a use for
 
     begin: Callable[..., Begun]
 

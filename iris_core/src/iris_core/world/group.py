@@ -93,14 +93,12 @@ class World:
         self.nodes: tuple[tuple[int, ...], ...] = parent.nodes if parent else nodes or (tuple(range(len(ranks))),)
         self.node = next(index for index, node in enumerate(self.nodes) if ranks[rank] in node)
         self._exchanges, self.timeout_s = exchanges, timeout_s
-        self.ranks: tuple[int, ...] = tuple(ranks)
-        """The members, by their ranks in the world that has the connections."""
+        self.ranks: tuple[int, ...] = tuple(ranks)  #: the members, by their ranks in the world that has the connections
+        #: the ranks' numbers in torch.distributed; None where the ranks do not come from there
         self.torch_ranks: tuple[int, ...] | None = None if members is None else tuple(members)
-        """The ranks' numbers in torch.distributed; None where the ranks do not come from there."""
+        #: the ranks of this world that are on this rank's node: those whose memory it can map
         self.local_members = tuple(index for index, each in enumerate(ranks) if each in self.nodes[self.node])
-        """The ranks of this world that are on this rank's node: those whose memory it can map."""
-        self.spans_nodes: bool = len(self.local_members) < len(ranks)
-        """Whether these ranks are on several nodes."""
+        self.spans_nodes: bool = len(self.local_members) < len(ranks)  #: whether these ranks are on several nodes
         self._peers = sorted({*ranks} - {ranks[rank]})
         self._root = self if parent is None else parent
         self._subworlds: dict[tuple[int, ...], World] = {}

@@ -278,8 +278,8 @@ class Opening:
         self._peers = {rank: _Peer() for rank in range(self.world_size) if rank != self.rank}
         self._store = self.store  # None where no rank is on another node
         self._next_look = 0.0
+        # the ranks of each node; empty until all have said where they are
         self.nodes: tuple[tuple[int, ...], ...] = () if self.store else (tuple(range(self.world_size)),)
-        """The ranks of each node; empty until all have said where they are."""
         self._token = secrets.token_bytes(32)
         self._socket_name = f"socket.{secrets.token_hex(8)}"
         self._card = f"card.{self.name}.{self.rank}"
