@@ -43,7 +43,7 @@ OPEN = (
 
 OBJECTS = (
     "iris_core.ccl.api.Collectives",
-    "iris_core.dispatch.team.Region",
+    "iris_core.heap.regions.Region",
     "iris_core.dispatch.team.Team",
     "iris_core.heap.heap.SymmetricHeap",
     "iris_core.ops.api.Operations",

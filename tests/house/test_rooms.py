@@ -38,26 +38,26 @@ FLOORS = (
 
 # Lines of a room, at most; what exceeds the target of docs/architecture.md shrinks towards it and never grows.
 BUDGETS = {
-    "iris_core/*.py": 2862,
-    "iris_core/bench": 1258,
-    "iris_core/ccl": 372,
-    "iris_core/cli": 1662,
-    "iris_core/device": 1414,
-    "iris_core/dispatch": 3445,
-    "iris_core/heap": 2705,
-    "iris_core/nn": 867,
-    "iris_core/ops": 1198,
-    "iris_core/providers": 2049,
-    "iris_core/registry": 934,
-    "iris_core/testing": 2000,
-    "iris_core/torch_backend": 2366,
-    "iris_core/tracing": 509,
-    "iris_core/tuning": 427,
-    "iris_core/world": 2221,
-    "iris_allocators/*.py": 517,
-    "iris_allocators/driver": 443,
-    "iris_allocators/nccl": 234,
-    "iris_allocators/vmem": 667,
+    "iris_core/*.py": 2631,
+    "iris_core/bench": 1230,
+    "iris_core/ccl": 368,
+    "iris_core/cli": 1651,
+    "iris_core/device": 1383,
+    "iris_core/dispatch": 3263,
+    "iris_core/heap": 2702,
+    "iris_core/nn": 859,
+    "iris_core/ops": 1166,
+    "iris_core/providers": 1967,
+    "iris_core/registry": 912,
+    "iris_core/testing": 1953,
+    "iris_core/torch_backend": 2333,
+    "iris_core/tracing": 494,
+    "iris_core/tuning": 421,
+    "iris_core/world": 2187,
+    "iris_allocators/*.py": 502,
+    "iris_allocators/driver": 436,
+    "iris_allocators/nccl": 225,
+    "iris_allocators/vmem": 656,
     "iris_triton/*.py": 1524,
     "iris_triton/collectives": 4278,
     "iris_triton/checker": 4116,
@@ -98,7 +98,7 @@ FEATURES = {
     ),
     "checker": (4500, ("iris_triton.checker", "iris_core.cli.check", "iris_core.cli.all_orders")),
 }  # fmt: skip
-REST = 39_444
+REST = 38_771
 """Lines of all else, at most; 38,000 were planned."""
 
 # What does not keep to the rules yet: only ever shorter.

@@ -184,7 +184,7 @@ def lying_differently(store):
             outputs = slice(1 if name.endswith(("_tensor", "_single")) else None)
             assert all(map(torch.equal, flat(ours[outputs]), flat(theirs[outputs]))), (name, shape, turn)
     crowded = ctx.ones(1000)
-    with mock.patch.object(type(ctx._binder.memory), "take", side_effect=UnsupportedError("no room")):
+    with mock.patch.object(type(ctx.heap), "take_region", side_effect=UnsupportedError("no room")):
         dist.all_reduce(crowded)
     with ctx.scope():
         dist.all_reduce(ctx.ones(2000))

@@ -6,14 +6,11 @@ import importlib.metadata
 import importlib.util
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from iris_allocators.info import HOST_INFO, NCCL_INFO, TORCH_INFO, VMEM_INFO
 from iris_core.hooks import ProviderPlugin, hookimpl
-from iris_core.types import Availability, DeviceType
-
-if TYPE_CHECKING:
-    from iris_core.types import CreateRequest, DeviceTarget
+from iris_core.types import Availability, CreateRequest, DeviceTarget, DeviceType
 
 _BINDINGS = {
     DeviceType.CUDA: ("cuda.bindings", "cuda-bindings is not installed; torch's CUDA wheels bring it"),

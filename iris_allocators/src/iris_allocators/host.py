@@ -18,19 +18,14 @@ import mmap
 import os
 import sys
 import weakref
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import torch
 
 from iris_allocators.info import HOST_INFO
 from iris_core.errors import HeapClosedError, HeapError
-from iris_core.types import PeerMapping, Segment
+from iris_core.types import CreateRequest, PeerMapping, Segment
 from iris_core.world.exchange import close_all
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from iris_core.types import CreateRequest
 
 GRANULE = 2 << 20
 """Bytes by which freed memory is given back to the system."""

@@ -5,16 +5,13 @@ from __future__ import annotations
 import ctypes
 import sys
 import weakref
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from iris_core.errors import HeapClosedError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from iris_core.types import CreateRequest
+from iris_core.types import CreateRequest
 
 _release: Any = ctypes.PYFUNCTYPE(None, ctypes.py_object)(("Py_DecRef", ctypes.pythonapi))
 

@@ -8,7 +8,8 @@ this one allocation, and torch's settings are as before afterwards.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 
@@ -16,13 +17,8 @@ from iris_allocators.driver import IpcDriver, Transaction, topology_command, ven
 from iris_allocators.info import TORCH_INFO
 from iris_allocators.ranges import GpuHeap
 from iris_core.errors import DriverError, HeapError, PeerAccessError, UnsupportedError
-from iris_core.types import PeerMapping, Segment
+from iris_core.types import CreateRequest, PeerMapping, Segment
 from iris_core.world.exchange import close_all
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from iris_core.types import CreateRequest
 
 ALIGNMENT = 4096
 """Bytes of which the heap's base is a multiple; the device functions build on it."""

@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 import weakref
+from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -13,8 +14,9 @@ from iris_core import open_context, world
 from iris_core.ccl.api import Collectives
 from iris_core.device import targets
 from iris_core.device.one_sided import OneSided
-from iris_core.dispatch.bind import Binder
+from iris_core.dispatch.bind import CLOSED, Binder
 from iris_core.errors import DeviceError, HeapClosedError, IrisError, PeerLostError, RankMismatchError
+from iris_core.heap.blocks import Scope
 from iris_core.heap.symmetry import NOT_FINISHED
 from iris_core.heap.tensors import TensorFactories, as_sent
 from iris_core.logs import rank_logger
@@ -22,19 +24,12 @@ from iris_core.ops.api import Operations
 from iris_core.providers import Providers
 from iris_core.registry import MAY_BE_WATCHED, notify
 from iris_core.tracing.recorder import Tracing
+from iris_core.types import Group, HeapStats
 from iris_core.world.failures import on_all_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     import torch
     import torch.distributed as dist
-
-    from iris_core.heap.blocks import Scope
-    from iris_core.types import Group, HeapStats
-
-
-_CLOSED = "this Iris context is closed; open a new one"
 
 
 class Iris(TensorFactories, OneSided):
@@ -96,7 +91,7 @@ class Iris(TensorFactories, OneSided):
         deterministic: bool | None = None,
         check: str | Sequence[str] | None = None,
     ) -> None:
-        self._closed = _CLOSED  # why it cannot be used, until everything is open
+        self._closed = CLOSED  # why it cannot be used, until everything is open
         self._mem_pool: torch.cuda.MemPool | None = None
         device = None if device is None else str(device)
         asked: dict[str, Any] = {"heap_size": heap_size, "allocator": allocator, "backend": backend, "device": device}
@@ -112,9 +107,7 @@ class Iris(TensorFactories, OneSided):
             self.target = opened.plan.target
             self.device = self.target.torch_device
             self.backend, self.heap = opened.backend, opened.heap
-            create, provides = opened.maker.create, opened.allocator.info.provides
-            providers = Providers(opened.backend, self.target, create, provides, opened.world)
-            self._binder = Binder(self, opened, providers)
+            self._binder = Binder(self, opened, Providers(opened))
             undo.callback(self._binder.close)
             opened.reports.describers.append(self._binder.explain_report)
             self._world.barrier()
@@ -484,7 +477,7 @@ class Iris(TensorFactories, OneSided):
     def _close(self, *, synchronize: bool, failing: bool) -> None:
         if self._closed:
             return
-        self._closed = _CLOSED
+        self._closed = CLOSED
         error: IrisError | None = None
         try:
             notify("iris_closing", context=self)

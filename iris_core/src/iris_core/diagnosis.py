@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from typing import Any
 
 
 class Verdict(enum.StrEnum):
@@ -20,36 +18,23 @@ class Verdict(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One entry of the report.
+    """One entry of the report."""
 
-    Attributes:
-        subject: what was examined, in a few words.
-        verdict: what it means.
-        text: what was found, and the way out where there is something to mend; may have several lines.
-        data: the same for programs: what JSON can hold, under keys that do not change.
-    """
-
-    subject: str
-    verdict: Verdict
-    text: str
+    subject: str  #: what was examined, in a few words
+    verdict: Verdict  #: what it means
+    text: str  #: what was found, and the way out where there is something to mend; may have several lines
+    #: the same for programs: what JSON can hold, under keys that do not change
     data: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class PairCheck:
-    """How one operation of one rank on one peer's memory went in a self-test.
+    """How one operation of one rank on one peer's memory went in a self-test."""
 
-    Attributes:
-        op: the operation: "write", "read", "atomic_add", "signal", or another short name.
-        rank: the rank that did it.
-        peer: the rank whose memory it was; `rank` itself for a test of its own memory.
-        problem: what went wrong, to be read after the operation's name ("lost 3 of 1000 additions"); or empty.
-    """
-
-    op: str
-    rank: int
-    peer: int
-    problem: str = ""
+    op: str  #: the operation: "write", "read", "atomic_add", "signal", or another short name
+    rank: int  #: the rank that did it
+    peer: int  #: the rank whose memory it was; `rank` itself for a test of its own memory
+    problem: str = ""  #: what went wrong, to be read after the operation's name ("lost 3 of 1000 additions"); or empty
 
     @property
     def ok(self) -> bool:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from pathlib import Path
+from typing import TypeVar
 
 import pydantic
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 T = TypeVar("T")
 

@@ -16,10 +16,8 @@ derive from it as well: `except MemoryError` catches an exhausted heap, `except 
 from __future__ import annotations
 
 import copyreg
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 
 class IrisError(Exception):
@@ -95,31 +93,23 @@ class ArgumentError(IrisError, ValueError, RuntimeError):
 
 # -- device -----------------------------------------------------------------------------------------------------------
 class DeviceError(IrisError, RuntimeError):
-    """Base of the errors about devices; a requested device that is not this context's own is one too.
-
-    Attributes:
-        rank: the rank whose kernel has reported it; None for an error of the host.
-        peer: the rank that it waited for, or that has called differently; None if unknown.
-        op: the operation; empty if unknown.
-    """
+    """Base of the errors about devices; a requested device that is not this context's own is one too."""
 
     def __init__(self, *args: object, rank: int | None = None, peer: int | None = None, op: str = "") -> None:
         super().__init__(*args)
-        self.rank, self.peer, self.op = rank, peer, op
+        self.rank = rank  #: the rank whose kernel has reported it; None for an error of the host
+        self.peer = peer  #: the rank that it waited for, or that has called differently; None if unknown
+        self.op = op  #: the operation; empty if unknown
 
 
 class DriverError(DeviceError):
-    """A driver call failed.
-
-    Attributes:
-        call: name of the driver function.
-        code: its numeric result.
-        name: the driver's name of that result.
-    """
+    """A driver call failed."""
 
     def __init__(self, call: str, code: int, name: str, hint: str = "") -> None:
         super().__init__(f"{call} failed with {name} ({code})" + (f": {hint}" if hint else ""))
-        self.call, self.code, self.name = call, code, name
+        self.call = call  #: name of the driver function
+        self.code = code  #: its numeric result
+        self.name = name  #: the driver's name of that result
 
 
 class PeerAccessError(DeviceError):
@@ -142,19 +132,14 @@ class HeapError(IrisError, RuntimeError):
 
 
 class HeapExhaustedError(HeapError, MemoryError):
-    """The symmetric heap has no free block that is large enough; its state stays usable.
-
-    Attributes:
-        requested_bytes: size of the request after rounding.
-        free_bytes: sum of all free blocks, without what groups of ranks have at the heap's end.
-        largest_free_bytes: the largest of them.
-    """
+    """The symmetric heap has no free block that is large enough; its state stays usable."""
 
     def __init__(self, message: str, *, requested_bytes: int, free_bytes: int, largest_free_bytes: int) -> None:
         super().__init__(message)
-        self.requested_bytes = requested_bytes
+        self.requested_bytes = requested_bytes  #: size of the request after rounding
+        #: sum of all free blocks, without what groups of ranks have at the heap's end
         self.free_bytes = free_bytes
-        self.largest_free_bytes = largest_free_bytes
+        self.largest_free_bytes = largest_free_bytes  #: the largest of them
 
 
 class NotOnHeapError(HeapError, ValueError):
@@ -182,27 +167,19 @@ class GroupError(IrisError, RuntimeError):
 
 
 class CollectiveTimeoutError(IrisError, TimeoutError):
-    """A host collective did not complete in time; the message says where the missing ranks are, as far as known.
-
-    Attributes:
-        missing_ranks: the ranks that did not arrive, as far as known.
-    """
+    """A host collective did not complete in time; the message says where the missing ranks are, as far as known."""
 
     def __init__(self, message: str, *, missing_ranks: Sequence[int] = ()) -> None:
         super().__init__(message)
-        self.missing_ranks = tuple(missing_ranks)
+        self.missing_ranks = tuple(missing_ranks)  #: the ranks that did not arrive, as far as known
 
 
 class PeerLostError(IrisError, RuntimeError):
-    """The process of a peer ended while this rank still needed it.
-
-    Attributes:
-        ranks: the ranks that are gone.
-    """
+    """The process of a peer ended while this rank still needed it."""
 
     def __init__(self, message: str, *, ranks: Sequence[int] = ()) -> None:
         super().__init__(message)
-        self.ranks = tuple(ranks)
+        self.ranks = tuple(ranks)  #: the ranks that are gone
 
 
 # -- benchmarks -------------------------------------------------------------------------------------------------------

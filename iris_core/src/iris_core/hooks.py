@@ -4,36 +4,22 @@ A plugin is a small object (usually a module-level instance) whose methods are m
 names it.  Provider plugins (groups iris.allocators, iris.backends, iris.collectives) implement the four provider hooks
 and, if they like, the optional one.  Observers (group iris.plugins) implement any of the observer hooks.
 Implementations may leave out arguments they do not need.  The module that holds the object must import neither torch
-nor triton: listing plugins has to stay cheap.
-
-    from iris_core.hooks import hookimpl
-
-    class MyPlugin:
-        @hookimpl
-        def iris_plugin_info(self): return PluginInfo(name="mine", kind=PluginKind.ALLOCATOR, summary="...", ...)
-        @hookimpl
-        def iris_plugin_settings(self): return MySettings
-        @hookimpl
-        def iris_plugin_probe(self, target): return Availability.yes()
-        @hookimpl
-        def iris_plugin_create(self, request): return MyAllocator(request)
-
-    plugin = MyPlugin()
+nor triton: listing plugins has to stay cheap.  docs/write_an_allocator.md shows a whole one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 import pluggy
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from iris_core.diagnosis import Finding
     from iris_core.settings import PluginSettings
     from iris_core.types import Availability, CreateRequest, DeviceTarget, PluginInfo
+
 
 PROJECT_NAME = "iris"
 

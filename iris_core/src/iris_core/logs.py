@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import MutableMapping
 from logging import DEBUG, ERROR, INFO, WARNING
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import MutableMapping
+from typing import Any
 
 __all__ = [
     "DEBUG", "ERROR", "INFO", "LEVELS", "WARNING", "RankFormatter", "RankLogger", "logger", "rank_logger",

@@ -6,8 +6,10 @@ Nothing here refers to the context: a context holds what was opened, never the o
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -20,24 +22,15 @@ from iris_core.errors import IrisError, SettingsError, UnsupportedError
 from iris_core.heap.heap import SymmetricHeap
 from iris_core.heap.streams import TorchStreams
 from iris_core.logs import set_logger_level
-from iris_core.registry import default_registry, select
-from iris_core.registry.select import check_options
-from iris_core.settings import load_plugin_settings, load_settings, warn_unknown_variables
-from iris_core.types import VERSION, ContextSpec, CreateRequest, DeviceType
+from iris_core.protocols import Allocator, DeviceBackend
+from iris_core.registry import PluginRecord, default_registry, select
+from iris_core.registry.select import Plan, check_options
+from iris_core.settings import IrisSettings, load_plugin_settings, load_settings, warn_unknown_variables
+from iris_core.types import VERSION, ContextSpec, CreateRequest, DeviceTarget, DeviceType
+from iris_core.world import Arrival, World
 from iris_core.world.failures import check_agreement, on_all_ranks
 
-if TYPE_CHECKING:
-    import contextlib
-    from collections.abc import Callable, Mapping
-
-    from iris_core.protocols import Allocator, DeviceBackend
-    from iris_core.registry import PluginRecord
-    from iris_core.registry.select import Plan
-    from iris_core.settings import IrisSettings
-    from iris_core.types import DeviceTarget
-    from iris_core.world import Arrival, World
-
-    Options = Mapping[str, Mapping[str, Any]]
+Options = Mapping[str, Mapping[str, Any]]
 
 T = TypeVar("T")
 
@@ -98,17 +91,9 @@ def open_heap(
 ) -> Opened:
     """Open everything that a context needs before there are collectives.
 
-    Collective: every rank calls it with the same arguments.
-
-    Args:
-        asked: the core's settings, which beat the environment; None where it decides.
-        options: settings of plugins by plugin name; what has no effect is warned about at the caller's caller.
-        arrival: this rank, whose process the others know.
-        on_allocated: called with (offset_bytes, nbytes) after every allocation.
-        undo: gets what closes each thing that was opened; for the caller to close, also after an error.
-
-    Raises:
-        IrisError: see `iris_core.Iris`.
+    Collective: every rank calls it with the same arguments: the core's settings that were asked for, None where the
+    environment decides, and `options` of plugins by name.  `undo` gets what closes each thing that was opened; the
+    caller closes it, also after an error.  Raises as `iris_core.Iris` does.
     """
     settings = load_settings(**asked)
     if settings.source("log_level") != "default":  # else what the program set itself stays

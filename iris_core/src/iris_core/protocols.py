@@ -6,14 +6,14 @@ implementations.  Allocators never communicate: only the heap runs exchanges, in
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from iris_core.types import CollectiveRequest, FusedRequest, NormRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
-    from pathlib import Path
 
     import torch
 
@@ -406,20 +406,13 @@ class SupportsGroups(Protocol):
 
 
 class Context(Protocol):
-    """The part of an open `iris_core.Iris` that backends and the core itself use; its members are documented there.
+    """The part of an open `iris_core.Iris` that backends and the core itself use; its members are documented there."""
 
-    Attributes:
-        device: device of the heap, as torch names it.
-        target: the same, with its architecture.
-        backend: the device backend.
-        settings, heap: the context's `IrisSettings` and `SymmetricHeap`.
-    """
-
-    device: str
-    target: DeviceTarget
-    backend: DeviceBackend
-    settings: Any
-    heap: Any
+    device: str  #: device of the heap, as torch names it
+    target: DeviceTarget  #: the same, with its architecture
+    backend: DeviceBackend  #: the device backend
+    settings: Any  #: the context's `IrisSettings`
+    heap: Any  #: the context's `SymmetricHeap`
 
     @property
     def cur_rank(self) -> int:

@@ -12,8 +12,9 @@ import os
 import re
 import sys
 import warnings
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import pydantic
 from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, PrivateAttr
@@ -23,10 +24,6 @@ from pydantic_settings import SettingsError as _DecodeError
 
 from iris_core.errors import FAILURES, SettingsError, error_text
 from iris_core.logs import LEVELS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
 
 PREFIX = "IRIS_"
 NESTING = "__"
@@ -192,23 +189,14 @@ class IrisSettings(SettingsBase):
 
 @dataclass(frozen=True, slots=True)
 class SettingRow:
-    """One setting as `iris config` shows it.
+    """One setting as `iris config` shows it."""
 
-    Attributes:
-        variable: environment variable that sets it.
-        type: what it accepts.
-        value: its value now.
-        source: "default" or "environment".
-        help: what it is for.
-        plugin: the plugin that it belongs to; empty for the core.
-    """
-
-    variable: str
-    type: str
-    value: Any
-    source: str
-    help: str
-    plugin: str = ""
+    variable: str  #: environment variable that sets it
+    type: str  #: what it accepts
+    value: Any  #: its value now
+    source: str  #: "default" or "environment"
+    help: str  #: what it is for
+    plugin: str = ""  #: the plugin that it belongs to; empty for the core
 
 
 def plugin_prefix(name: str) -> str:

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import functools
 import importlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
 
 from iris_core.errors import DriverError, UnsupportedError
 from iris_core.types import DeviceType
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractContextManager
 
 
 def topology_command(device: DeviceType) -> str:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 from cuda.bindings import driver
 
 from iris_allocators.driver import IpcDriver, Library, VmmDriver
 from iris_core.errors import UnsupportedError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _library = Library(driver, "cu", driver.CUresult.CUDA_SUCCESS)
 _ATTRIBUTE = driver.CUdevice_attribute

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from hip import hip  # type: ignore[import-not-found]
 
 from iris_allocators.driver import IpcDriver, Library, VmmDriver
 from iris_core.errors import DriverError, UnsupportedError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _library = Library(hip, "hip", hip.hipError_t.hipSuccess)
 # hip-python has no name for the union in hipMemAllocationProp that follows `type`, an enum of four bytes.

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
+import mmap
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from iris_allocators.host import MemoryFile, address_of
 from iris_allocators.info import NCCL_INFO
 from iris_allocators.settings import NcclSettings
 from iris_core.errors import PeerAccessError
-from iris_core.types import Network
-
-if TYPE_CHECKING:
-    import mmap
-    from collections.abc import Sequence
-
-    from iris_core.types import CreateRequest
+from iris_core.types import CreateRequest, Network
 
 _VERSION = 2, 32  # of the NCCL whose functions are emulated
 

@@ -9,20 +9,16 @@ from __future__ import annotations
 
 import importlib
 import struct
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from iris_allocators.info import NCCL_INFO
 from iris_allocators.ranges import GpuHeap
 from iris_core.errors import HeapError, PeerAccessError, UnsupportedError
-from iris_core.types import Network, PeerMapping, Segment
+from iris_core.types import CreateRequest, Network, PeerMapping, Segment
 from iris_core.world.exchange import close_all
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from iris_core.types import CreateRequest
 
 GRANULE = 2 << 20
 """Bytes of which the heap's size is a multiple."""

@@ -19,8 +19,9 @@ from __future__ import annotations
 import itertools
 import os
 import struct
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 
@@ -40,13 +41,8 @@ from iris_core.errors import (
 )
 from iris_core.heap.backing import span
 from iris_core.logs import logger
-from iris_core.types import PeerMapping, Segment
+from iris_core.types import CreateRequest, PeerMapping, Segment
 from iris_core.world.exchange import close_all
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from iris_core.types import CreateRequest
 
 MAX_DEFAULT_GRANULE = 64 << 20
 """Bytes beyond which the default granule does not grow with the heap."""

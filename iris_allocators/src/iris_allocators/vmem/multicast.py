@@ -11,14 +11,11 @@ all ranks could.  What is bound is unbound before it is unmapped.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
 
 from iris_allocators.driver import Transaction, VmmDriver
 from iris_core.types import Segment
 from iris_core.world.exchange import close_all
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 
 class Multicast:

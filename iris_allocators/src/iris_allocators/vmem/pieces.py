@@ -10,17 +10,13 @@ import os
 import threading
 import weakref
 from bisect import bisect_left, insort
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from iris_allocators.driver import Transaction, VmmDriver
+from iris_allocators.vmem.multicast import Multicast
 from iris_core.errors import DriverError
 from iris_core.logs import logger
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from iris_allocators.vmem.multicast import Multicast
 
 
 @dataclass(slots=True, eq=False)

@@ -8,6 +8,7 @@ import itertools
 import pathlib
 import re
 import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -16,9 +17,8 @@ import pydantic
 from iris_core.errors import BenchmarkError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
     Values = Sequence[Any] | Callable[["RunOptions"], Iterable[Any]]
+
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
@@ -31,38 +31,28 @@ _LEAST = {"num_ranks": 1, "rounds": 1, "warmup": 0, "repeat": 1, "batch_ms": 1e-
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How to run; the same on every rank.  A number out of range is a `BenchmarkError`.
+    """How to run; the same on every rank.  A number out of range is a `BenchmarkError`."""
 
-    Attributes:
-        num_ranks: ranks that are started for benchmarks with a context; several numbers are values of an axis, below.
-        device, allocator, backend, heap_size: as of `iris_core.Iris`.
-        quick: fewer points, for a first look and for tests.
-        axes, skip: by name, values that replace those which the benchmarks declare, and values that are left out; all
-            benchmarks have the axis "num_ranks".
-        rounds, warmup, repeat: rounds, calls before the timed ones of each, and timed calls of each, where a benchmark
-            does not say; repeat None for as many calls as `batch_ms` holds.
-        batch_ms: how long the timed calls of one round should take together.
-        warm_ms: how long a GPU computes before each point, so that its clocks are up.
-        limit_s: no point begins after nine tenths of it; a rank that takes longer in all prints where it is and ends.
-        context: class of the contexts that benchmarks get, "module:name"; it takes the arguments of `iris_core.Iris`.
-        environ: variables that the ranks get, unless the environment has them.
-    """
-
+    #: ranks that are started for benchmarks with a context; several numbers are values of an axis, below
     num_ranks: int = 1
-    device: str | None = None
-    allocator: str = "auto"
-    backend: str = "auto"
-    heap_size: int | str = "1GiB"
-    quick: bool = False
+    device: str | None = None  #: as of `iris_core.Iris`
+    allocator: str = "auto"  #: likewise
+    backend: str = "auto"  #: likewise
+    heap_size: int | str = "1GiB"  #: likewise
+    quick: bool = False  #: fewer points, for a first look and for tests
+    #: values that replace those which the benchmarks declare, by axis; all benchmarks have the axis "num_ranks"
     axes: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    skip: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    rounds: int = 7
-    warmup: int = 1
-    repeat: int | None = None
-    batch_ms: float = 5.0
-    warm_ms: float = 10.0
+    skip: Mapping[str, Sequence[Any]] = field(default_factory=dict)  #: values that are left out
+    rounds: int = 7  #: where a benchmark does not say, like the next two
+    warmup: int = 1  #: calls before the timed ones of each round
+    repeat: int | None = None  #: timed calls of each round; None for as many as `batch_ms` holds
+    batch_ms: float = 5.0  #: how long the timed calls of one round should take together
+    warm_ms: float = 10.0  #: how long a GPU computes before each point, so that its clocks are up
+    #: no point begins after nine tenths of it; a rank that takes longer in all prints where it is and ends
     limit_s: float = 600.0
+    #: class of the contexts that benchmarks get, "module:name"; it takes the arguments of `iris_core.Iris`
     context: str = "iris_core.api:Iris"
+    #: variables that the ranks get, unless the environment has them
     environ: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -75,19 +65,13 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A registered benchmark.
+    """A registered benchmark."""
 
-    Attributes:
-        name: file and function, "rma.pair".
-        function: called with (state, ctx) for every point.
-        ranks: whether it runs on ranks, with an open `Iris` as ctx; else once in this process, with None as ctx.
-        by_default: whether it runs where none was chosen by name.
-    """
-
-    name: str
-    function: Callable[..., Any]
+    name: str  #: file and function, "rma.pair"
+    function: Callable[..., Any]  #: called with (state, ctx) for every point
+    #: whether it runs on ranks, with an open `Iris` as ctx; else once in this process, with None as ctx
     ranks: bool = True
-    by_default: bool = True
+    by_default: bool = True  #: whether it runs where none was chosen by name
 
     @property
     def source(self) -> pathlib.Path:

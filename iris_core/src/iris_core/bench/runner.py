@@ -14,21 +14,19 @@ import os
 import pkgutil
 import sys
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from iris_core.bench.registry import BENCHMARKS, RANKS, check_axes, load
+from iris_core.bench.registry import BENCHMARKS, RANKS, Benchmark, RunOptions, check_axes, load
 from iris_core.bench.results import Report, Result, describe
-from iris_core.bench.state import MAX_GRAPH_CALLS, ON_GPU, SkipPoint, State, warm_clocks
+from iris_core.bench.state import MAX_GRAPH_CALLS, ON_GPU, Provider, SkipPoint, State, warm_clocks
 from iris_core.errors import BenchmarkError
+from iris_core.world import World
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
     from iris_core.api import Iris
-    from iris_core.bench.registry import Benchmark, RunOptions
-    from iris_core.bench.state import Provider
-    from iris_core.world import World
+
 
 T = TypeVar("T")
 

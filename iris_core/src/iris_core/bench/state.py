@@ -6,18 +6,16 @@ import contextlib
 import dataclasses
 import statistics
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
+from iris_core.bench.registry import RunOptions
 from iris_core.bench.results import METRICS, Target
 from iris_core.errors import BenchmarkError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+_Call = Callable[[], object]
 
-    from iris_core.bench.registry import RunOptions
-
-    _Call = Callable[[], object]
 
 T = TypeVar("T")
 

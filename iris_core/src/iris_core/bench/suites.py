@@ -8,19 +8,16 @@ import itertools
 import pathlib
 import sys
 import tempfile
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from iris_core.bench.registry import RANKS, RunOptions, parse_axis, registered
+from iris_core.bench.results import Report, Result
 from iris_core.bench.runner import LATE, run
 from iris_core.cli._arguments import choose_plugins, num_gpus
 from iris_core.cli._output import print_table
 from iris_core.errors import BenchmarkError, IrisError
 from iris_core.settings import load_settings
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from iris_core.bench.results import Report, Result
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,21 +25,16 @@ class Suite(RunOptions):
     """A file of benchmarks: how it runs where the user does not say, and the file of its results.
 
     Device "cuda" is all GPUs, and only if there are enough.  The allocator is one on the suite's device only.
-
-    Attributes:
-        about, source: the program's description, `__doc__`, and the file, `__file__`.
-        min_ranks: fewest ranks that make sense; on CPUs it is also how many there are.
-        max_ranks: most ranks where the user does not say how many.
-        on_cpu: options that are others on CPU ranks, such as the heap's size.
-        results: file of the JSON, from the source's folder; {ranks} and {allocator} stand for what was used.  It is
-            written after runs of everything on the suite's own device.
     """
 
-    about: str | None
-    source: str
-    min_ranks: int = 1
-    max_ranks: int | None = None
+    about: str | None  #: the program's description, `__doc__`
+    source: str  #: the file, `__file__`
+    min_ranks: int = 1  #: fewest ranks that make sense; on CPUs it is also how many there are
+    max_ranks: int | None = None  #: most ranks where the user does not say how many
+    #: options that are others on CPU ranks, such as the heap's size
     on_cpu: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    #: file of the JSON, from the source's folder; {ranks} and {allocator} stand for what was used; it is written after
+    #: runs of everything on the suite's own device
     results: str = ""
 
     def main(self, argv: Sequence[str] | None = None) -> int:

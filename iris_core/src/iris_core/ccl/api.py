@@ -5,24 +5,20 @@ A repeated call is one dict lookup and a launch; `Binder` prepares the first one
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from iris_core.device.targets import on_device
 from iris_core.dispatch.calls import Calls, current_device
+from iris_core.dispatch.config import Config
 from iris_core.dispatch.requests import ALIGNMENT_NBYTES, OPS, TORCH, CollectiveCall, facts_of_splits, reach
+from iris_core.dispatch.team import Team
 from iris_core.dispatch.traced import is_compiling, trace
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
-
-    from iris_core.dispatch.config import Config
-    from iris_core.dispatch.team import Team
-    from iris_core.protocols import Work
-    from iris_core.types import Group, ReduceOp
+from iris_core.protocols import Work
+from iris_core.types import Group, ReduceOp
 
 _COMPLEX = frozenset({torch.complex32, torch.complex64, torch.complex128})
 

@@ -12,14 +12,12 @@ import importlib
 import os
 import re
 import sys
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 from iris_core.errors import IrisError
 from iris_core.logs import logger
 from iris_core.types import VERSION
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 COMMANDS = ("demo", "check", "plugins", "config", "doctor", "tune", "bench")
 """Subcommands, which are the names of their modules."""

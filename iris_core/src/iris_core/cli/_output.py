@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import re
 import sys
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from collections.abc import Sequence
+from typing import Any
 
 _BAD, _ODD, _GOOD = "bold red", "yellow", "green"
 _STYLES = {

@@ -10,11 +10,9 @@ Journals and names of orders are those of `iris_triton.checker.exploration.order
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+from typing import Any
 
 Words = dict[int, bool]  # by word, whether it is changed
 
@@ -53,9 +51,7 @@ class Walk:
 def walk(run: Callable[[str], list[list[int]] | None], most: int) -> Walk:
     """Run a program in all its orders, in `most` runs at most.
 
-    Args:
-        run: runs it in the order of a name; returns its journal, or None where that is not complete.
-        most: runs.
+    `run` runs it in the order of a name, and returns its journal, or None where that is not complete.
     """
     found, steps, is_complete = Walk(), list[Step](), True
     name, first = "order:", 0

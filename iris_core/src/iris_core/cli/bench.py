@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from iris_core.cli._output import print_table
 from iris_core.errors import BenchmarkError
 from iris_core.world.scaling import OPS, SIZES, Level, Machine
-
-if TYPE_CHECKING:
-    import argparse
 
 
 def add_parser(subparsers: Any) -> None:

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import sys
 import warnings
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from iris_core.cli._arguments import registry_as_set
 from iris_core.cli._output import print_json, print_table
 from iris_core.errors import ArgumentError, PluginError, SettingsError
 from iris_core.logs import logger
-from iris_core.settings import PREFIX, IrisSettingsWarning, describe, nearest, warn_unknown_variables
+from iris_core.registry import Registry
+from iris_core.settings import (
+    PREFIX,
+    IrisSettingsWarning,
+    PluginSettings,
+    SettingRow,
+    describe,
+    nearest,
+    warn_unknown_variables,
+)
 from iris_core.types import PluginKind, PluginState
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Sequence
-
-    from iris_core.registry import Registry
-    from iris_core.settings import PluginSettings, SettingRow
 
 
 def add_parser(subparsers: Any) -> None:

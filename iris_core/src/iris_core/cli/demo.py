@@ -7,20 +7,21 @@ import itertools
 import math
 import sys
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from iris_core.cli._arguments import check, choose_plugins, num_gpus
 from iris_core.cli._output import print_json, print_table
 from iris_core.errors import ArgumentError
+from iris_core.types import Demo, DemoResult
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
 
     from iris_core import Iris
-    from iris_core.types import Demo, DemoResult
 
     Row = dict[str, Any]
+
 
 DEFAULT_RANKS = 4
 BETWEEN = "between-nodes"

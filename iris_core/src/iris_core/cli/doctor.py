@@ -5,6 +5,7 @@ Whatever may crash or hang, because it touches a GPU or calls a plugin's own cod
 
 from __future__ import annotations
 
+import argparse
 import collections
 import contextlib
 import faulthandler
@@ -19,9 +20,10 @@ import sys
 import tempfile
 import textwrap
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from iris_core.cli._arguments import num_gpus, registry_as_set, seconds
 from iris_core.cli._output import print_json, print_table
@@ -29,19 +31,13 @@ from iris_core.cli.config import survey
 from iris_core.device.targets import device_targets
 from iris_core.diagnosis import Finding, PairCheck, Verdict
 from iris_core.errors import IrisError, PeerLostError, error_text
-from iris_core.registry import default_registry
+from iris_core.registry import Registry, default_registry
 from iris_core.registry.discovery import folder_of, identity, installed
 from iris_core.registry.select import select
 from iris_core.settings import IrisSettings, load_settings
 from iris_core.types import DeviceTarget, DeviceType, PluginKind, PluginState
 from iris_core.world.launch import RankError
 from iris_core.world.launch import run as start_ranks
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable, Mapping, Sequence
-
-    from iris_core.registry import Registry
 
 TIMEOUT_S = 120.0
 """Seconds that the survey and each self-test may take."""

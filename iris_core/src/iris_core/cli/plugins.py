@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import argparse
+from typing import Any
 
 from iris_core.cli._arguments import registry_as_set
 from iris_core.cli._output import print_json, print_table
 from iris_core.types import PluginState
-
-if TYPE_CHECKING:
-    import argparse
 
 
 def add_parser(subparsers: Any) -> None:

@@ -6,6 +6,7 @@ import argparse
 import re
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +14,8 @@ from iris_core.cli._arguments import check, choose_plugins, num_gpus, seconds, s
 from iris_core.errors import ArgumentError, SettingsError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from iris_core.dispatch.tables import Entry
+
 
 DESCRIPTION = """\
 Measure every algorithm of every collective (with --ops: of every fused operation) that this machine can run, with the

@@ -14,26 +14,21 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 
 from iris_core.device import launch_order
 from iris_core.device.launch_order import DeviceOrder
-from iris_core.device.reports import Meaning
+from iris_core.device.reports import Meaning, Report
 from iris_core.errors import CapabilityError, UnsupportedError
-from iris_core.types import BarrierSlot
+from iris_core.heap.heap import SymmetricHeap
+from iris_core.protocols import DeviceBackend, SupportsDeviceBarrier
+from iris_core.types import BarrierSlot, Group
+from iris_core.world import World
 from iris_core.world.failures import name_ranks
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from iris_core.device.reports import Report
-    from iris_core.heap.heap import SymmetricHeap
-    from iris_core.protocols import DeviceBackend, SupportsDeviceBarrier
-    from iris_core.types import Group
-    from iris_core.world import World
 
 SEMS = ("release", "relaxed")
 

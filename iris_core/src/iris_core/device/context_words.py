@@ -26,10 +26,8 @@ into the status words themselves.  The first word of a part is written last: `st
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from iris_core.types import ContextSpec
+from iris_core.types import ContextSpec
 
 CONTEXT_LAYOUT = 1
 """Version of this layout; exchanged between ranks and checked by kernels' host side."""

@@ -5,16 +5,13 @@ from __future__ import annotations
 import importlib.util
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from iris_core.errors import CollectiveTimeoutError, DriverError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from iris_core.protocols import Work
+from iris_core.protocols import Work
 
 _CAPTURES_AT_A_TIME = 16
 _POLL_S = 50e-6
@@ -23,9 +20,7 @@ _POLL_S = 50e-6
 class SideStream:
     """A second stream of a GPU, and the waits between it and the current one, in a tenth of the time that torch takes.
 
-    Args:
-        index: of the GPU.
-        priority: of the stream's kernels; those of lower numbers get multiprocessors first.
+    Kernels of a lower `priority` get multiprocessors first.
     """
 
     def __init__(self, index: int, priority: int = 0) -> None:

@@ -3,32 +3,52 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
 from iris_core.device.context_words import COMPARISONS
+from iris_core.device.reports import KernelReports
 from iris_core.errors import ArgumentError, CapabilityError, UnsupportedError
-from iris_core.types import DeviceType
+from iris_core.heap.heap import SymmetricHeap
+from iris_core.types import DeviceTarget, DeviceType
+from iris_core.world import World
 
-if TYPE_CHECKING:
-    from iris_core.device.reports import KernelReports
-    from iris_core.heap.heap import SymmetricHeap
-    from iris_core.types import DeviceTarget
-    from iris_core.world import World
+Op = Literal["set", "add"]
+Comparison = Literal["eq", "ne", "gt", "ge", "lt", "le"]
 
-    Op = Literal["set", "add"]
-    Comparison = Literal["eq", "ne", "gt", "ge", "lt", "le"]
-
-_OPS: tuple[Op, ...] = ("set", "add")
+_OPS: tuple[Op, ...] = get_args(Op)
 _WORDS = torch.int32, torch.int64
 _WAY_OUT = "a heap that the network reaches (allocator='nccl'), ctx.ccl or torch.distributed"
 
 
-class NodeMembers:
-    """Which ranks share a node; a mixin of contexts."""
+class OneSided:
+    """Which ranks share a node, and copies and signals that no other rank takes part in; a mixin of contexts.
 
+    Local.  All run on the given stream, or the current one, in its order, and the host waits for nothing; on the CPU
+    they are done when the call returns.  `tensor` and `signal` are tensors of this heap, or views of them, which mean
+    the same place on the other rank: it must not be freed before the call is done.  What a put writes may be read once
+    its signal was seen by `signal_wait` or by `wait` in a kernel, or after a barrier.
+
+    Ranks on other nodes are reached where the allocator has a network ("nccl"): what is copied is contiguous there and
+    here, both on the heap; a signal has 64 bits and is added to; and no barrier makes a put visible, but a signal that
+    was sent to the same rank after it.
+
+    They raise:
+        ArgumentError: (a ValueError) the rank is out of range, or shapes, dtypes or names do not fit.
+        NotOnHeapError: (a ValueError) a tensor does not lie wholly on the symmetric heap.
+        UnsupportedError: the rank is on another node, which the network does not reach, or not so; or a tensor is a
+            lazy view.
+        CapabilityError: the backend launches no signals, or its kernels use no network.
+        DeviceTimeoutError, DeviceError: of earlier kernels, as `Iris.device_barrier` does; nothing was launched.
+    """
+
+    heap: SymmetricHeap
+    target: DeviceTarget
+    backend: Any
     _world: World
+    _reports: KernelReports
+    _context: torch.Tensor
 
     @property
     def num_nodes(self) -> int:
@@ -65,34 +85,6 @@ class NodeMembers:
         if not 0 <= rank < self._world.world_size:
             raise ValueError(f"there is no rank {rank} in a world of {self._world.world_size}")
         return rank in self.node_ranks
-
-
-class OneSided(NodeMembers):
-    """Copies and signals between heaps that no other rank takes part in; a mixin of contexts.
-
-    Local.  All run on the given stream, or the current one, in its order, and the host waits for nothing; on the CPU
-    they are done when the call returns.  `tensor` and `signal` are tensors of this heap, or views of them, which mean
-    the same place on the other rank: it must not be freed before the call is done.  What a put writes may be read once
-    its signal was seen by `signal_wait` or by `wait` in a kernel, or after a barrier.
-
-    Ranks on other nodes are reached where the allocator has a network ("nccl"): what is copied is contiguous there and
-    here, both on the heap; a signal has 64 bits and is added to; and no barrier makes a put visible, but a signal that
-    was sent to the same rank after it.
-
-    They raise:
-        ArgumentError: (a ValueError) the rank is out of range, or shapes, dtypes or names do not fit.
-        NotOnHeapError: (a ValueError) a tensor does not lie wholly on the symmetric heap.
-        UnsupportedError: the rank is on another node, which the network does not reach, or not so; or a tensor is a
-            lazy view.
-        CapabilityError: the backend launches no signals, or its kernels use no network.
-        DeviceTimeoutError, DeviceError: of earlier kernels, as `Iris.device_barrier` does; nothing was launched.
-    """
-
-    heap: SymmetricHeap
-    target: DeviceTarget
-    backend: Any
-    _reports: KernelReports
-    _context: torch.Tensor
 
     def put(
         self,

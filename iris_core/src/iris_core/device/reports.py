@@ -9,25 +9,19 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from iris_core.device import context_words
 from iris_core.device.context_words import COMPARISONS, WAITING, Mismatch, MismatchCode, Status, code_of
-from iris_core.device.status import BASE
+from iris_core.device.status import BASE, StatusPage
 from iris_core.errors import DeviceError, DeviceTimeoutError
-from iris_core.logs import rank_logger
-from iris_core.types import DeviceType
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from iris_core.device.status import StatusPage
-    from iris_core.heap.heap import SymmetricHeap
-    from iris_core.logs import RankLogger
-    from iris_core.types import DeviceTarget
+from iris_core.heap.heap import SymmetricHeap
+from iris_core.logs import RankLogger, rank_logger
+from iris_core.types import DeviceTarget, DeviceType
 
 _PARTS = (Status.CODE, Mismatch.CODE)
 _LONGEST_SLEEP_S = 5.0
@@ -136,8 +130,8 @@ class KernelReports:
         self._page, self._heap, self._log = page, heap, rank_logger(rank, len(heap.heap_bases))
         self._on_gpu = target.type is not DeviceType.CPU
         self._watchdog_s = watchdog_s
+        # the bound as kernels read it; see `iris_core.types.ContextSpec`
         self.timeout_ns = int(-watchdog_s * 1e9) if timeout_s is None else max(1, int(timeout_s * 1e9))
-        """The bound as kernels read it; see `iris_core.types.ContextSpec`."""
         self._lock = threading.Lock()
         self._seen: dict[tuple[int, int], int] = {}
         self.describers: list[Callable[[Report], Meaning | None]] = []  # say what addresses of the heap are for

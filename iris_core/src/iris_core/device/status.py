@@ -10,20 +10,15 @@ import ctypes
 import mmap
 import os
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from iris_core.device import context_words
 from iris_core.errors import DeviceError
 from iris_core.logs import logger
-from iris_core.types import DeviceType, Segment
+from iris_core.types import DeviceTarget, DeviceType, Segment
+from iris_core.world import World
 from iris_core.world.exchange import close_all
 from iris_core.world.failures import on_all_ranks
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from iris_core.types import DeviceTarget
-    from iris_core.world import World
 
 _WORD = 8
 _ROW_NBYTES = context_words.STATUS_WORDS * _WORD

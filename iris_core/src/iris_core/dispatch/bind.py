@@ -10,65 +10,58 @@ import contextlib
 import threading
 import weakref
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 
+from iris_core.device.barrier import DeviceBarriers
 from iris_core.device.launch_order import Begun, DeviceOrder
+from iris_core.device.reports import KernelReports, Meaning, Report
 from iris_core.dispatch import choice
-from iris_core.dispatch.config import Config, FusedConfig
+from iris_core.dispatch.choice import Explanation
+from iris_core.dispatch.config import Config, FusedConfig, LaunchConfig
 from iris_core.dispatch.first_calls import FirstCalls
 from iris_core.dispatch.members import Members, layout_of, prepare_alike
-from iris_core.dispatch.requests import POINT_TO_POINT, CollectiveCall, Here, config_text, is_empty, shared_facts
-from iris_core.dispatch.team import Host, Memory, Scratch, Team
+from iris_core.dispatch.products import FusedCall, NormCall
+from iris_core.dispatch.requests import (
+    POINT_TO_POINT,
+    CollectiveCall,
+    Here,
+    Request,
+    config_text,
+    is_empty,
+    shared_facts,
+)
+from iris_core.dispatch.team import Host, Scratch, Team, control_nbytes
 from iris_core.dispatch.traced import BINDERS
 from iris_core.errors import HeapClosedError, HeapError, UnsupportedError
+from iris_core.heap.heap import SymmetricHeap
 from iris_core.heap.streams import HostStream, HostStreams, HostWork
+from iris_core.protocols import CallCache, Context, Work
 from iris_core.registry import MAY_BE_WATCHED, notify
-from iris_core.types import DeviceType, FusedRequest, OperationRequest
+from iris_core.types import DeviceType, FusedRequest, Group, OperationRequest
+from iris_core.world import World
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from iris_core.device.barrier import DeviceBarriers
-    from iris_core.device.reports import KernelReports, Meaning, Report
-    from iris_core.dispatch.choice import Explanation
-    from iris_core.dispatch.config import LaunchConfig
-    from iris_core.dispatch.products import FusedCall, NormCall
-    from iris_core.dispatch.requests import Request
-    from iris_core.heap.heap import SymmetricHeap
-    from iris_core.protocols import CallCache, Context, Work
-    from iris_core.types import Group
-    from iris_core.world import World
-
-    Call = CollectiveCall | FusedCall | NormCall
-    Order = HostStream | DeviceOrder
+Call = CollectiveCall | FusedCall | NormCall
+Order = HostStream | DeviceOrder
 
 
 GENERATION = 512
 """Launches of a generation; there are two, so at least this number of recent launches is kept."""
 
-_CLOSED = "this Iris context is closed; open a new one"
+CLOSED = "this Iris context is closed; open a new one"
 
 
 class Bound:
-    """A call that can be launched: algorithm, plan, and where it runs.
+    """A call that can be launched: algorithm, plan, the request that this was prepared for, and where it runs."""
 
-    Attributes:
-        plan: the algorithm's.
-        op, request: the operation, and the request that it was prepared for.
-        algorithm: its name.
-        mark: returns an event that is complete when the team's launches so far are done; None if there is none.
-        workspace: of `ctx.ops`: what a call returns.
-        reach: of `ctx.ops`: bytes of each tensor, from the first element to the end of the last one.
-    """
-
-    workspace: Any = None
-    reach: tuple[int, ...] = ()
+    workspace: Any = None  # of `ctx.ops`: what a call returns
+    reach: tuple[int, ...] = ()  # of `ctx.ops`: bytes of each tensor, from the first element to the end of the last one
 
     def __init__(
         self, algorithm: Any, plan: Any, order: Order, team: Team, context: weakref.ref[Context], request: Request
@@ -206,8 +199,9 @@ class Binder:
 
     def __init__(self, context: Context, opened: Any, providers: Any) -> None:
         heap: SymmetricHeap = opened.heap
+        self._opened = opened
         world: World = opened.world
-        self.context, self._heap, self._world = weakref.ref(context), heap, world
+        self.context, self.heap, self._world = weakref.ref(context), heap, world
         self.name = f"binder {id(self)}"  # for compiled code
         BINDERS[self.name] = self
         self._reports: KernelReports = opened.reports
@@ -226,7 +220,7 @@ class Binder:
         self.workspaces: weakref.WeakSet[Any] = weakref.WeakSet()  # of callers of `ctx.ops`
         limit = context.settings.ccl_workspace
         usual = 32 << 20 if on_cpu else 256 << 20
-        self.memory = Memory(heap, usual if limit is None else int(limit), opened.spec, opened.reports)
+        self._limit_nbytes = usual if limit is None else int(limit)
         self.members = Members(world)
         self._spaces = {world.name: self.members}
         self._binding = threading.RLock()
@@ -234,14 +228,16 @@ class Binder:
         self._orders: dict[tuple[Any, ...], Order] = {}
         self._choosers: dict[bool, choice.Chooser] = {}
         mode = context.settings.tune or ("off" if on_cpu else "first")
-        parts = self.members, self._serve_by, self._algorithms, self.memory
+        parts = self.members, self._serve_by, self._algorithms, heap
         self._first = None if mode == "off" else FirstCalls(mode, *parts)
         self._closed = ""  # or why
         processors = min(each for (each,) in world.all_gather_ints([1 if on_cpu else context.get_cu_count()]))
         nodes = {rank: node for node, ranks in enumerate(world.nodes) for rank in ranks} if world.spans_nodes else {}
         where = (own, own + heap.nbytes), processors, tuple(nodes[rank] for rank in sorted(nodes))
         self.here = Here(self.rank, world.world_size, self.target, *where, multicast=heap.multicast_base != 0)
-        self.memory.reserve_for_all()
+        area = heap.system_area
+        sizes = control_nbytes(world.world_size, area.nbytes), area.nbytes // 8
+        self._reserved = tuple(area.region(area.reserve_at_opening(nbytes), nbytes) for nbytes in sizes)
         providers.open_messages(world)
 
     # -- the slow path ------------------------------------------------------------------------------------------------
@@ -413,7 +409,7 @@ class Binder:
     def reset(self, group: Group) -> None:
         """Reset a team to its initial state."""
         self.open()
-        self._heap.streams.synchronize()
+        self.heap.streams.synchronize()
         team = self.team(self._world.members_of(group))
         team.reset(partial(self._barriers.reset, team.members))
         if parts := self._spaces.get(f"/{'-'.join(map(str, team.members))}"):
@@ -432,7 +428,7 @@ class Binder:
         """Return the context; HeapClosedError if it is closed."""
         context = self.context()
         if self._closed or context is None:
-            raise HeapClosedError(self._closed or _CLOSED)
+            raise HeapClosedError(self._closed or CLOSED)
         return context
 
     def members_of(self, group: Group) -> tuple[int, ...]:
@@ -459,13 +455,14 @@ class Binder:
         team = space.teams.get(members)
         if team is None:
             world, words = space.world.subworld(members), self.open().get_device_context()
-            team = space.teams[members] = Team(members, world, self.memory, words)
+            team = Team(members, world, words, self._opened, self._limit_nbytes, self._reserved)
+            space.teams[members] = team
         return team
 
     def order(self, members: tuple[Any, ...]) -> Order:
         """Return the order of calls of a team, or of messages in one direction between two ranks."""
         if members not in self._orders:
-            host, gpu, keep = self._heap.streams, self.target.index, self._keep
+            host, gpu, keep = self.heap.streams, self.target.index, self._keep
             new: Order = HostStream(host, keep) if isinstance(host, HostStreams) else DeviceOrder(gpu, keep)
             self._orders[members] = new
         return self._orders[members]
@@ -473,8 +470,8 @@ class Binder:
     def _keep(self, tensor: torch.Tensor, stream: Any) -> None:
         """Keep a tensor's memory from being reused before a stream is done with it."""
         try:
-            if self._heap.is_symmetric(tensor):
-                self._heap.record_stream(tensor, stream)
+            if self.heap.is_symmetric(tensor):
+                self.heap.record_stream(tensor, stream)
                 return
         except HeapError:
             pass  # memory of the heap that torch's own allocator manages
@@ -505,10 +502,10 @@ class Binder:
         for workspace in list(self.workspaces):
             if workspace.owner is self:
                 workspace.reset()
-        self.forget(_CLOSED)
+        self.forget(CLOSED)
         self.fused.scratch.clear()
         self.copies.clear()
-        self.memory.of_all = ()
+        self._reserved = ()
         for order in self._orders.values():
             order.close()
         self._spaces = {"": self.members}

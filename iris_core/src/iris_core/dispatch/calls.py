@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 
 from iris_core.device.targets import on_device
+from iris_core.dispatch.bind import Binder, Call, Launches
+from iris_core.dispatch.choice import Explanation
 from iris_core.dispatch.requests import OPS
 from iris_core.dispatch.traced import Anywhere
 from iris_core.errors import ArgumentError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from iris_core.dispatch.bind import Binder, Call, Launches
-    from iris_core.dispatch.choice import Explanation
-    from iris_core.protocols import Work
+from iris_core.protocols import Work
 
 current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: 0)
 """The calling thread's GPU, by torch's index."""

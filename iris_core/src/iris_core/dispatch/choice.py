@@ -9,21 +9,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
 from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from iris_core.dispatch import tables
-from iris_core.dispatch.requests import nodes_of
+from iris_core.dispatch.config import LaunchConfig
+from iris_core.dispatch.requests import Request, nodes_of
 from iris_core.dispatch.tables import HEAP, ORDINARY, TF32, Entry
 from iris_core.errors import FAILURES, ArgumentError, SettingsError, UnsupportedError, error_text
 from iris_core.logs import logger
+from iris_core.protocols import Algorithm
 from iris_core.types import Availability, FusedRequest, NormRequest, OperationRequest
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from iris_core.dispatch.config import LaunchConfig
-    from iris_core.dispatch.requests import Request
-    from iris_core.protocols import Algorithm
 
 _OURS = ("iris_core", "iris_triton", "iris_gluon")
 _FEW = 6  # algorithms that are measured at a first call at most, beside those that always are
@@ -33,26 +29,17 @@ CLEARLY = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One algorithm for one request.
+    """One algorithm for one request."""
 
-    Attributes:
-        name: the algorithm.
-        provider: the plugin that offers it.
-        ok: whether it can serve the request.
-        reason: why it cannot, or is chosen by name only.
-        seconds: what the nearest point of the tables says, if it `is_near`; else its estimate.
-        entry: its line at the nearest point of the tables; one that is not near says which algorithm is faster than
-            which, and not how long one takes.
-        is_near: whether that point has the request's number of ranks and place, and nearly its size.
-    """
-
-    name: str
-    provider: str
-    ok: bool
-    reason: str
-    seconds: float | None
+    name: str  #: the algorithm
+    provider: str  #: the plugin that offers it
+    ok: bool  #: whether it can serve the request
+    reason: str  #: why it cannot, or is chosen by name only
+    seconds: float | None  #: what the nearest point of the tables says, if it `is_near`; else its estimate
+    #: its line at the nearest point of the tables; one that is not near says which algorithm is faster than which, and
+    #: not how long one takes
     entry: Entry | None = None
-    is_near: bool = False
+    is_near: bool = False  #: whether that point has the request's number of ranks and place, and nearly its size
 
     @property
     def measured(self) -> bool:
@@ -77,19 +64,12 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Which algorithm serves a request, and why; `str()` of it is for reading.
+    """Which algorithm serves a request, and why; `str()` of it is for reading."""
 
-    Attributes:
-        op: the operation.
-        algorithm: what was chosen; empty if nothing can serve the request.
-        why: the reason.
-        candidates: all algorithms for the operation.
-    """
-
-    op: str
-    algorithm: str
-    why: str
-    candidates: tuple[Candidate, ...]
+    op: str  #: the operation
+    algorithm: str  #: what was chosen; empty if nothing can serve the request
+    why: str  #: the reason
+    candidates: tuple[Candidate, ...]  #: all algorithms for the operation
 
     def __str__(self) -> str:
         head = f"{self.op}: {self.algorithm or 'no algorithm'}, {self.why}"

@@ -124,46 +124,30 @@ class Config(LaunchConfig):
     A field that is given is binding: an algorithm that has no use for it is not chosen, and is
     refused when it was named.  The fields are those of AMD's Iris but its rings', `algorithm` and `chunks`.
 
-    Attributes:
-        algorithm: name of an algorithm (`ctx.ccl.explain` lists them); None for the library's choice.
-        chunks: of `hierarchical`, between nodes: pieces, of which the rail carries one while the node works on others.
-        block_size_m, block_size_n: rows and columns of a tile; their product is what a program handles at a time.
-            Where only one is given, the other is 32 or 64, as in AMD's Iris.
-        swizzle_size: rows of tiles that are taken together, for locality.
-        comm_sms: number of programs (SMs, CUs) that communicate.
-        num_xcds: number of accelerator dies.
-        chunk_size: programs in a row on one die.
-        use_gluon: only algorithms written in Gluon; those of Iris are for products.
-        all_gather_variant: "persistent"; "auto" for the library's choice.
-        all_reduce_variant: "one_shot" or "two_shot"; "auto" for the library's choice.  No algorithm serves
-            "partitioned" (of all_gather), "atomic", "ring" and "spinlock" of AMD's Iris.
-        all_reduce_distribution: which tiles a rank reduces: 0 every world_size-th, 1 a block of them.
-        reduce_scatter_variant: "two_shot", or "auto" for the library's choice.
-        num_stages: stages of software pipelining.
-        num_warps: warps of a program, a power of two up to 32.
-        threads_per_warp: 32 or 64.
-        waves_per_eu: hint for AMD's compiler; 0 for none.
-
     Raises:
         ArgumentError: (a ValueError) a field has a value that cannot be.
     """
 
+    #: rows of a tile; where only these or its columns are given, the others are 32 or 64, as in AMD's Iris
     block_size_m: int | None = None
-    block_size_n: int | None = None
-    swizzle_size: int | None = None
-    comm_sms: int | None = None
-    num_xcds: int | None = None
-    chunk_size: int | None = None
-    use_gluon: bool = False
-    all_gather_variant: str = AUTO
+    block_size_n: int | None = None  #: columns of a tile; times its rows, what a program handles at a time
+    swizzle_size: int | None = None  #: rows of tiles that are taken together, for locality
+    comm_sms: int | None = None  #: number of programs (SMs, CUs) that communicate
+    num_xcds: int | None = None  #: number of accelerator dies
+    chunk_size: int | None = None  #: programs in a row on one die
+    use_gluon: bool = False  #: only algorithms written in Gluon; those of Iris are for products
+    all_gather_variant: str = AUTO  #: "persistent"; "auto" for the library's choice
+    #: "one_shot" or "two_shot"; "auto" for the library's choice; no algorithm serves "partitioned" (of all_gather),
+    #: "atomic", "ring" and "spinlock" of AMD's Iris
     all_reduce_variant: str = AUTO
-    all_reduce_distribution: int | None = None
-    reduce_scatter_variant: str = AUTO
-    num_stages: int | None = None
-    num_warps: int | None = None
-    threads_per_warp: int | None = None
-    waves_per_eu: int | None = None
-    algorithm: str | None = None
+    all_reduce_distribution: int | None = None  #: which tiles a rank reduces: 0 every world_size-th, 1 a block of them
+    reduce_scatter_variant: str = AUTO  #: "two_shot", or "auto" for the library's choice
+    num_stages: int | None = None  #: stages of software pipelining
+    num_warps: int | None = None  #: warps of a program, a power of two up to 32
+    threads_per_warp: int | None = None  #: 32 or 64
+    waves_per_eu: int | None = None  #: hint for AMD's compiler; 0 for none
+    algorithm: str | None = None  #: name of an algorithm (`ctx.ccl.explain` lists them); None for the library's choice
+    #: of `hierarchical`, between nodes: pieces, of which the rail carries one while the node works on others
     chunks: int | None = None
 
     __hash__ = LaunchConfig.__hash__
@@ -176,41 +160,31 @@ class FusedConfig(LaunchConfig):
     The fields are those of AMD's Iris, and others.  Its defaults (tiles of 256 x 64, steps of 64) have a
     meaning here only where they define the result, with layout "tiles".
 
-    Attributes:
-        block_size_m, block_size_n, block_size_k: rows and columns of a tile of the product, and the step of the inner
-            dimension.  With layout "tiles", the first two also say what a tile is that a rank gets; 256 and 64 if they
-            are not given.
-        group_size_m: row tiles that are taken together, for locality; with layout "tiles" 1 if it is not given.
-        num_sms: number of programs (SMs, CUs); None for the algorithm's choice.
-        chunk_size: tiles in a row on one die; where Hopper's algorithms send tiles to owners, in a row to one of them.
-        cache_modifier_a, cache_modifier_b: how A and B are loaded: "", ".ca", ".cg" or ".cv".
-        allow_tf32: whether products of float32 may be of TF32 (10 bits of mantissa) on GPUs; None for what torch is
-            set to (`torch.backends.cuda.matmul.fp32_precision`, `torch.set_float32_matmul_precision`), which is not.
-        all_reduce_variant: algorithm of matmul_all_reduce, and of nothing else, by a name of AMD's Iris; Iris
-            brings "two_shot".  "auto" for the library's choice.
-        num_xcds, num_warps, num_stages, use_gluon: as in `Config`.
-        num_fetch_sms: programs that fetch shards for the others, where an algorithm has such.
-        algorithm: name of an algorithm (`ctx.ops.explain` lists them); None for the library's choice.
-
     Raises:
         ArgumentError: (a ValueError) a field has a value that cannot be.
     """
 
-    block_size_m: int | None = None
-    block_size_n: int | None = None
-    block_size_k: int | None = None
+    block_size_m: int | None = None  #: rows of a tile of the product; with layout "tiles" 256 if they are not given
+    block_size_n: int | None = None  #: its columns; with layout "tiles", where a rank gets such tiles, 64 if not given
+    block_size_k: int | None = None  #: the step of the inner dimension
+    #: row tiles that are taken together, for locality; with layout "tiles" 1 if it is not given
     group_size_m: int | None = None
-    num_sms: int | None = None
-    num_xcds: int | None = None
+    num_sms: int | None = None  #: number of programs (SMs, CUs); None for the algorithm's choice
+    num_xcds: int | None = None  #: as in `Config`
+    #: tiles in a row on one die; where Hopper's algorithms send tiles to owners, in a row to one of them
     chunk_size: int | None = None
-    cache_modifier_a: str | None = None
-    cache_modifier_b: str | None = None
+    cache_modifier_a: str | None = None  #: how A is loaded: "", ".ca", ".cg" or ".cv"
+    cache_modifier_b: str | None = None  #: likewise B
+    #: whether products of float32 may be of TF32 (10 bits of mantissa) on GPUs; None for what torch is set to
+    #: (`torch.backends.cuda.matmul.fp32_precision`, `torch.set_float32_matmul_precision`), which is not
     allow_tf32: bool | None = None
+    #: algorithm of matmul_all_reduce, and of nothing else, by a name of AMD's Iris; Iris brings "two_shot"; "auto" for
+    #: the library's choice
     all_reduce_variant: str = AUTO
-    num_warps: int | None = None
-    num_stages: int | None = None
-    num_fetch_sms: int | None = None
-    use_gluon: bool = False
-    algorithm: str | None = None
+    num_warps: int | None = None  #: as in `Config`
+    num_stages: int | None = None  #: as in `Config`
+    num_fetch_sms: int | None = None  #: programs that fetch shards for the others, where an algorithm has such
+    use_gluon: bool = False  #: as in `Config`
+    algorithm: str | None = None  #: name of an algorithm (`ctx.ops.explain` lists them); None for the library's choice
 
     __hash__ = LaunchConfig.__hash__

@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from iris_core.dispatch.choice import CLEARLY, Choice, entry_for, size_of
+from iris_core.dispatch.choice import CLEARLY, Choice, Chooser, Launch, entry_for, size_of
+from iris_core.dispatch.members import Members
 from iris_core.dispatch.requests import POINT_TO_POINT, TORCH
 from iris_core.errors import (
     CollectiveTimeoutError,
@@ -22,16 +24,10 @@ from iris_core.errors import (
     PeerLostError,
     RankMismatchError,
 )
+from iris_core.heap.heap import SymmetricHeap
 from iris_core.logs import logger
 from iris_core.types import DeviceType
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from iris_core.dispatch.choice import Chooser, Launch
-    from iris_core.dispatch.members import Members
-    from iris_core.dispatch.team import Memory
-    from iris_core.world import World
+from iris_core.world import World
 
 _ROUNDS = 6
 _ROUND_S, _MOST_CALLS = 1e-3, 100  # of one algorithm's calls, but one call at least
@@ -56,7 +52,7 @@ class FirstCalls:
     members: Members
     bind: Callable[..., Any]
     chooser: Callable[[Any], Chooser]
-    memory: Memory
+    heap: SymmetricHeap
 
     def serve(self, request: Any, call: Any, shared: dict[str, str], scratch: Any) -> Any:
         """Return the fastest launch for a call, measured on its tensors; None if nothing is measured for it.
@@ -102,7 +98,7 @@ class FirstCalls:
         if not all(ok for (ok,) in world.all_gather_ints([saved is not None or not is_in_place])):
             return None
         if self.mode == "first":
-            self.memory.spare_nbytes = self.memory.heap.stats().largest_free // 2
+            self.heap.spare_nbytes = self.heap.stats().largest_free // 2
         chooser = self.chooser(request)
         try:
             times = self._times(request, call, launches, scratch, world)
@@ -112,7 +108,7 @@ class FirstCalls:
                 launches = _common(world.all_gather_object(offered))
                 times += self._times(request, call, launches, scratch, world)
         finally:
-            self.memory.spare_nbytes = 0
+            self.heap.spare_nbytes = 0
             if saved is not None:
                 call.tensors[1].copy_(saved)
         if not times:

@@ -9,20 +9,16 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
 
-from iris_core.dispatch.team import Step, StepsDifferError
+from iris_core.dispatch.choice import Choice
+from iris_core.dispatch.team import Step, StepsDifferError, Team
 from iris_core.errors import CollectiveTimeoutError, IrisError, PeerLostError, RankMismatchError
+from iris_core.world import World
 from iris_core.world.failures import differences, failure_of, name_ranks, on_all_ranks, raise_described
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from iris_core.dispatch.choice import Choice
-    from iris_core.dispatch.team import Team
-    from iris_core.world import World
-
-    Facts = Mapping[str, str]
+Facts = Mapping[str, str]
 
 _FROM_TABLES = (
     "\nWhere the caller has named no algorithm or config, measured tables do: all members need the same "

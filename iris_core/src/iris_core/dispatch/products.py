@@ -6,21 +6,17 @@ A wrong call is refused here, before anything is launched or sent to other ranks
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from iris_core.dispatch import requests
 from iris_core.dispatch.config import Config, FusedConfig
-from iris_core.dispatch.requests import AnyCall
+from iris_core.dispatch.requests import AnyCall, Here
 from iris_core.errors import ArgumentError, LayoutError, UnsupportedError
 from iris_core.types import DeviceType, FusedRequest, NormRequest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from iris_core.dispatch.requests import Here
 
 OPS = ("matmul_all_reduce", "all_gather_matmul", "matmul_all_gather", "matmul_reduce_scatter")
 """Products of `ctx.ops`."""

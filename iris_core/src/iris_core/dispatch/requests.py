@@ -7,22 +7,18 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from iris_core.errors import ArgumentError, DeviceError, LayoutError, UnsupportedError
-from iris_core.types import REDUCIBLE, CollectiveRequest, FusedRequest, NormRequest, ReduceOp
+from iris_core.types import REDUCIBLE, CollectiveRequest, DeviceTarget, FusedRequest, Group, NormRequest, ReduceOp
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from iris_core.types import DeviceTarget, Group
-
-    Request = CollectiveRequest | FusedRequest | NormRequest
+Request = CollectiveRequest | FusedRequest | NormRequest
 
 REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 POINT_TO_POINT = ("send", "recv")
@@ -285,12 +281,9 @@ def name_all(dtypes: tuple[torch.dtype, ...]) -> str:
 
 
 def check_fits(op: str, wanted: Mapping[str, tuple[Any, Any, Any]], rows: tuple[str, ...] = ()) -> None:
-    """Raise ArgumentError unless tensors fit.
+    """Raise ArgumentError unless tensors fit: `wanted` has by name the tensor, or None, its shape, and its dtypes.
 
-    Args:
-        op: the operation.
-        wanted: by name the tensor, or None, its shape, and its dtypes.
-        rows: names of tensors of which the last dimension alone must be dense; others must be contiguous.
+    Of `rows`, the last dimension alone must be dense; others must be contiguous.
     """
     for name, (each, shape, dtypes) in wanted.items():
         if each is None:

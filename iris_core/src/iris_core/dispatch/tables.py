@@ -10,19 +10,20 @@ import contextlib
 import importlib.metadata
 import json
 import os
-from collections.abc import Mapping  # pydantic reads the types
+from collections.abc import (
+    Iterable,
+    Mapping,  # pydantic reads the types
+    Sequence,
+)
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, model_validator
 
 from iris_core.dispatch.config import Config, FusedConfig
 from iris_core.documents import read_document
 from iris_core.errors import SettingsError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from pathlib import Path
 
 FORMAT = 2
 """Version of the files' format."""
@@ -38,37 +39,27 @@ HEAP, ORDINARY = "heap", "ordinary"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line of a table: the time of one call by an algorithm.
-
-    Attributes:
-        dtype: torch's name of the element type, with scales " rows" or " blocks" behind it, TF32, or ANY_DTYPE.
-        size: (bytes,) of a collective (see `size_of`), or (m, n, k) of the product that each rank computes.
-        place: where the tensors lie; see `place_of`.
-        gather_dim: as in the call; None for operations that gather nothing.
-        config: fields of `Config` or `FusedConfig` that the call had.
-        host_seconds: what a call costs the CPU; where tables have none, it is less than `seconds`.
-        source: its file; empty where this process has measured it.
-        group_size: number of ranks.
-        measured: whether Iris measured the time; else it is a model's.
-        note: how it was measured, or where a model's times come from.
-        num_nodes: how many nodes the ranks were on.
-    """
+    """One line of a table: the time of one call by an algorithm."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     op: str
-    dtype: str
+    dtype: str  #: torch's name of the element type, with scales " rows" or " blocks" behind it, TF32, or ANY_DTYPE
+    #: (bytes,) of a collective (see `size_of`), or (m, n, k) of the product that each rank computes
     size: tuple[int, ...]
     algorithm: str
     seconds: Annotated[float, Field(ge=1e-9, le=1e6)]
+    #: where the tensors lie; see `place_of`
     place: Annotated[str, Field(pattern="^(heap|ordinary|input|output)$")] = HEAP
+    #: as in the call; None for operations that gather nothing
     gather_dim: Annotated[int, Field(ge=0, le=1)] | None = None
-    config: Mapping[str, Any] = field(default_factory=dict)
-    source: str = ""
-    group_size: int = 0
-    measured: bool = True
-    note: str = ""
-    num_nodes: Annotated[int, Field(ge=1, le=1 << 60)] = 1
+    config: Mapping[str, Any] = field(default_factory=dict)  #: fields of `Config` or `FusedConfig` that the call had
+    source: str = ""  #: its file; empty where this process has measured it
+    group_size: int = 0  #: number of ranks
+    measured: bool = True  #: whether Iris measured the time; else it is a model's
+    note: str = ""  #: how it was measured, or where a model's times come from
+    num_nodes: Annotated[int, Field(ge=1, le=1 << 60)] = 1  #: how many nodes the ranks were on
+    #: what a call costs the CPU; where tables have none, it is less than `seconds`
     host_seconds: Annotated[float, Field(ge=0, le=1e6)] = 0.0
 
     @property

@@ -1,32 +1,27 @@
 """The ranks of one group: who they are, how kernels reach their memory, and what algorithms prepare with.
 
-A team is made by its members alone, the first time they call a collective together.  Its regions are symmetric memory
-that is never freed or moved: captured graphs hold the addresses.
+A team is made by its members alone, the first time they call a collective together.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import enum
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from iris_core.device.context_words import Mismatch, MismatchCode, Status, code_of
-from iris_core.device.reports import Meaning
-from iris_core.errors import HeapExhaustedError, IrisError, UnsupportedError
+from iris_core.device.reports import KernelReports, Meaning, Report
+from iris_core.dispatch.config import Config
+from iris_core.errors import IrisError, UnsupportedError
+from iris_core.heap.heap import SymmetricHeap
+from iris_core.heap.regions import Region
 from iris_core.logs import logger
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from iris_core.device.reports import KernelReports, Report
-    from iris_core.dispatch.config import Config
-    from iris_core.heap.heap import SymmetricHeap
-    from iris_core.types import CollectiveRequest, ContextSpec
-    from iris_core.world import World
+from iris_core.types import CollectiveRequest, ContextSpec
+from iris_core.world import World
 
 ELEMENT_TYPES = (
     "float32", "float16", "bfloat16", "float64", "int8", "uint8", "int16", "int32", "int64", "bool", "uint16", "uint32",
@@ -39,7 +34,6 @@ MAX_PROGRAMS = 160
 """Programs of one launch that can synchronise with those of the other members."""
 
 _WORD = 8
-_SMALL = 32  # a group may take this part of the system area, or less, also when half of it is used
 _CONTROL, _MAIL, _OPS = "control", "mail", "ops"  # regions: two that are no workspaces, and that of fused operations
 _OPS_STEP_NBYTES = 16 << 20  # of the latter's size, where a power of two does not fit
 _LEAST_NBYTES = 4 << 10
@@ -68,146 +62,57 @@ class StepsDifferError(IrisError):
         self.steps = steps
 
 
-@dataclass(frozen=True, slots=True)
-class Region:
-    """Symmetric memory of a team.
-
-    Attributes:
-        offset_bytes: where it begins, from the beginning of each member's heap.
-        tensor: this rank's bytes (uint8).
-        fill: value of every byte at first; None for any.
-    """
-
-    offset_bytes: int
-    tensor: torch.Tensor
-    fill: int | None = 0
-
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes on each member."""
-        return self.tensor.numel()
-
-    def clear(self) -> None:
-        """Fill this rank's bytes as they were at first, and wait until that is done."""
-        if self.fill is not None:
-            self.tensor.fill_(self.fill)
-            if self.tensor.device.type != "cpu":
-                torch.cuda.current_stream(self.tensor.device).synchronize()
-
-
-@dataclass(slots=True)
-class Memory:
-    """Where teams get memory from, and what else their context has."""
-
-    heap: SymmetricHeap
-    limit_nbytes: int  # of a workspace (IRIS_CCL_WORKSPACE)
-    spec: ContextSpec
-    reports: KernelReports
-    spare_nbytes: int = 0  # of the heap that stay in one piece for users; HeapExhaustedError where they could not
-    of_all: tuple[Region, ...] = ()  # control words and mail of the team of all ranks
-
-    def take(self, world: World, members: Sequence[int], nbytes: int, what: str, fill: int | None = 0) -> Region:
-        """Make a region for some ranks, filled on all of them; UnsupportedError if memory is exhausted.
-
-        Collective: every member calls it with the same arguments.  It comes from the system area as long as half of
-        that stays for others, then from the heap: for the whole world from what users allocate, for a group from the
-        heap's end, or what is left of the area.
-        """
-        heap, area, region = self.heap, self.heap.system_area, None
-        is_group = len(members) < len(heap.heap_bases)
-        has_half = area.used_nbytes(world) + nbytes <= area.nbytes // 2
-        if has_half or (is_group and nbytes <= area.nbytes // _SMALL):  # the heap may have large granules
-            region = self._of_area(world, nbytes, what)
-        if region is None and self.spare_nbytes:
-            largest = heap.stats().largest_free
-            if largest - nbytes < self.spare_nbytes:
-                problem = f"{what} would leave less than {self.spare_nbytes} bytes of the heap in one piece"
-                free = {"free_bytes": largest, "largest_free_bytes": largest}
-                raise HeapExhaustedError(problem, requested_bytes=nbytes, **free)
-        if region is None:
-            try:
-                if is_group:
-                    region = Region(*heap.take_for_group(world, members, nbytes, what))
-                else:
-                    tensor = heap.allocate_unscoped(nbytes, (what, nbytes))
-                    region = Region(heap.offset_of(tensor), tensor)
-            except HeapExhaustedError as error:
-                region = self._of_area(world, nbytes, what) if is_group else None
-                if region is None:
-                    raise UnsupportedError(f"{what} needs {nbytes} bytes: {error}") from error
-        region = replace(region, fill=fill)
-        if fill is not None:
-            region.clear()
-            world.barrier()  # no peer stores there before it is filled
-        return region
-
-    def _of_area(self, world: World, nbytes: int, what: str) -> Region | None:
-        """Return a part of the system area; None if it is exhausted."""
-        with contextlib.suppress(UnsupportedError):
-            return self._at(self.heap.system_area.reserve(world, nbytes, what), nbytes)
-        return None
-
-    def reserve_for_all(self) -> None:
-        """Reserve memory for the team of all ranks.  Collective: every rank calls it while the context is opened."""
-        area = self.heap.system_area
-        sizes = _control_nbytes(len(self.heap.heap_bases), area.nbytes), area.nbytes // 8
-        self.of_all = tuple(self._at(area.reserve_at_opening(nbytes), nbytes) for nbytes in sizes)
-
-    def _at(self, offset: int, nbytes: int) -> Region:
-        return Region(self.heap.usable_nbytes + offset, self.heap.system_area.tensor(offset, nbytes))
-
-
 class Team:
     """The ranks of one group, as one member sees them.
 
     Collective: every member makes it, unless they are all ranks in their order, which have its memory already.
 
-    Attributes:
-        members: world ranks, in the group's order.
-        rank, size: this rank's index among them, and how many they are.
-        world: for exchanges between their hosts.
-        spans_nodes: whether they are on several nodes: then no memory of theirs is mapped by all, and they get none.
-        world_rank: this rank in the world of the context.
-        base_ptrs: address in this process of each member's heap, in the group's order.
-        bases: the same as int64[size] on the device.
-        device: torch's name of this rank's device.
-        context: the context tensor.
-        multicast_base: where the heaps of all ranks are reached at once (`iris_triton.language.multimem`); 0: nowhere.
-        timeout_ns, status_ptr: bound of waits in kernels, and where they report (`iris_core.device.context_words`).
-        control: words by which the programs of portable kernels synchronise; zero at first.
-        max_programs: how many programs can synchronise there.
-        latest: this rank's last call, for messages.
-        reports: of this rank's context.
-        exhausted: smallest size of memory that could not be had, by name.
-
     Args:
-        memory: where regions come from.
+        opened: the parts of the context.
+        limit_nbytes: of a workspace (IRIS_CCL_WORKSPACE).
+        reserved: of the team of all ranks: memory for control words and mail.
     """
 
-    def __init__(self, members: Sequence[int], world: World, memory: Memory, context: torch.Tensor) -> None:
-        spec = memory.spec
-        self.members, self.world, self.world_rank = tuple(members), world, spec.rank
-        self.rank, self.size = self.members.index(spec.rank), len(self.members)
+    def __init__(
+        self, members: Sequence[int], world: World, context: torch.Tensor, opened: Any, limit_nbytes: int,
+        reserved: tuple[Region, ...],
+    ) -> None:  # fmt: skip
+        spec: ContextSpec = opened.spec
+        self.members = tuple(members)  #: world ranks, in the group's order
+        self.size = len(self.members)  #: how many they are
+        self.rank = self.members.index(spec.rank)  #: this rank's index among them
+        self.world_rank = spec.rank  #: this rank in the world of the context
+        self.world = world  #: for exchanges between their hosts
+        #: whether they are on several nodes: then no memory of theirs is mapped by all, and they get none
         self.spans_nodes = world.spans_nodes
+        self.device = spec.device  #: torch's name of this rank's device
+        self.context = context  #: the context tensor
+        #: address in this process of each member's heap, in the group's order
         self.base_ptrs = tuple(spec.heap_bases[member] for member in self.members)
-        self.device, self.context, self.multicast_base = spec.device, context, memory.heap.multicast_base
+        #: the same as int64[size] on the device
         self.bases = lasting(lambda: torch.tensor(self.base_ptrs, dtype=torch.int64, device=self.device))
-        self.timeout_ns, self.status_ptr = spec.timeout_ns, spec.status_ptr
-        self.latest: Any = None
-        self.reports = memory.reports
-        self.exhausted: dict[str, int] = {}
-        self._memory = memory
+        #: where the heaps of all ranks are reached at once (`iris_triton.language.multimem`); 0: nowhere
+        self.multicast_base: int = opened.heap.multicast_base
+        self.timeout_ns = spec.timeout_ns  #: bound of waits in kernels
+        self.status_ptr = spec.status_ptr  #: where they report (`iris_core.device.context_words`)
+        self.latest: Any = None  #: this rank's last call, for messages
+        self.reports: KernelReports = opened.reports  #: of this rank's context
+        self.exhausted: dict[str, int] = {}  #: smallest size of memory that could not be had, by name
+        self._heap: SymmetricHeap = opened.heap
+        self._limit_nbytes = limit_nbytes
         self._held: dict[int, torch.Tensor] = {}
         self._warned: set[str] = set()
-        own: tuple[Region, ...] = memory.of_all if self.members == tuple(range(len(spec.heap_bases))) else ()
+        own: tuple[Region, ...] = reserved if self.members == tuple(range(len(spec.heap_bases))) else ()
         if not own and self.spans_nodes:
             own = (Region(0, torch.empty(0, dtype=torch.uint8, device=self.device)),)
         elif not own:
-            nbytes = _control_nbytes(self.size, memory.heap.system_area.nbytes)
-            own = (memory.take(world, self.members, nbytes, "a group's collectives"),)
+            nbytes = control_nbytes(self.size, self._heap.system_area.nbytes)
+            own = (self._heap.take_region(world, self.members, nbytes, "a group's collectives"),)
+        #: words by which the programs of portable kernels synchronise; zero at first
         self.control = own[0]
         self._regions = {name: [region] for name, region in zip((_CONTROL, _MAIL), own, strict=False)}
-        self.max_programs = self.control.nbytes // (control_words(self.size) * _WORD)
+        #: how many programs can synchronise there
+        self.max_programs = self.control.tensor.numel() // (control_words(self.size) * _WORD)
 
     @property
     def mail(self) -> Region:
@@ -262,7 +167,7 @@ class Team:
             return found
         what = f"workspace {name!r} of a collective"
         self.ask(f"the {what}")
-        region = self._memory.take(self.world, self.members, nbytes or _WORD, what, fill)
+        region = self._heap.take_region(self.world, self.members, nbytes or _WORD, what, fill)
         known.append(region)
         return region
 
@@ -294,9 +199,9 @@ class Team:
                 not worth an exchange.
             minimum: smallest size that is of any use; UnsupportedError if not even that is left.
         """
-        limit = max(self._memory.limit_nbytes, _power_of_2(minimum))
+        limit = max(self._limit_nbytes, _power_of_2(minimum))
         if nbytes is None:
-            nbytes = min(limit, self._memory.heap.usable_nbytes) // _PART
+            nbytes = min(limit, self._heap.usable_nbytes) // _PART
         wanted = min(_power_of_2(max(nbytes, minimum)), limit)
         known = self._regions.get(name, [])
         while True:
@@ -399,7 +304,7 @@ def control_words(size: int) -> int:
     return 4 * size + 1
 
 
-def _control_nbytes(size: int, area_nbytes: int) -> int:
+def control_nbytes(size: int, area_nbytes: int) -> int:
     """Bytes of the control region of a team of this size: at most an eighth of the system area."""
     row = control_words(size) * _WORD
     return min(MAX_PROGRAMS, max(1, area_nbytes // 8 // row)) * row
@@ -411,19 +316,14 @@ def _power_of_2(n: int) -> int:
 
 @dataclass
 class Host:
-    """The argument of `prepare` of a `FusedOperation`, and of what `composes`: the team, memory, and the collectives.
-
-    Attributes:
-        team: the members.
-        processors: multiprocessors (SMs, CUs) of the device, of the smallest one of all ranks; on the CPU 1.
-        whole: the world of all that wait if one of them is lost: of the operation that this is a part of.
-    """
+    """What `prepare` of a `FusedOperation` gets, and of what `composes`: the team, memory, and the collectives."""
 
     _serve: Callable[..., Any]
-    team: Team
+    team: Team  #: the members
     _scratch: Scratch
-    processors: int
+    processors: int  #: multiprocessors (SMs, CUs) of the device, of the smallest one of all ranks; on the CPU 1
     _together: bool = True
+    #: the world of all that wait if one of them is lost: of the operation that this is a part of
     whole: World | None = None
 
     def collective(self, request: CollectiveRequest | None, config: Config | None = None) -> Any:

@@ -81,9 +81,10 @@ class Anywhere:
         nbytes = sum(each.nbytes + ALIGNMENT_NBYTES for each in tensors)
         if (known := self._memory.get(members)) is not None and known.nbytes >= nbytes:
             return known
-        world, nbytes = self._binder.members.world.subworld(members), 1 << nbytes.bit_length()
+        binder, nbytes = self._binder, 1 << nbytes.bit_length()
+        place = binder.members.world.subworld(members), members, nbytes
         with contextlib.suppress(UnsupportedError):  # on all
-            self._memory[members] = self._binder.memory.take(world, members, nbytes, "copies of tensors", None).tensor
+            self._memory[members] = binder.heap.take_region(*place, "copies of tensors", None).tensor
             return self._memory[members]
         return None
 
@@ -144,10 +145,7 @@ def _name(binder: str, anywhere: bool, op: str, in_place: bool, number: int | No
     if number is not None and number not in CONFIGS:  # the tracer has not made it yet
         raise ArgumentError(f"{op}: make the config outside of the code that torch.compile compiles")
     call = binder, anywhere, op, in_place, group, None if number is None else CONFIGS[number], *how
-    for name, known in _calls.items():
-        if known == call:
-            return name
-    name = f"{op} {len(_calls)}"
+    name = next((name for name, known in _calls.items() if known == call), f"{op} {len(_calls)}")
     _calls[name] = call
     return name
 

@@ -9,24 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from iris_core.errors import HeapError, PeerAccessError, RankMismatchError, UnsupportedError
 from iris_core.heap.offsets import RangeSet
-from iris_core.types import Capability
+from iris_core.protocols import Allocator, MulticastRange, SupportsDecommit, SupportsGrowth, SupportsNetwork
+from iris_core.types import Capability, Network, Segment
+from iris_core.world import World
 from iris_core.world.exchange import close_all
 from iris_core.world.failures import on_all_ranks
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from iris_core.protocols import Allocator, MulticastRange, SupportsDecommit, SupportsGrowth, SupportsNetwork
-    from iris_core.types import Network, Segment
-    from iris_core.world import World
 
 
 class Backing:

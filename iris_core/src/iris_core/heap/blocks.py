@@ -15,23 +15,20 @@ from __future__ import annotations
 import enum
 import threading
 from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import torch
 
 from iris_core.errors import HeapError, NotOnHeapError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    import torch
-
-    from iris_core.heap.backing import Backing
-    from iris_core.heap.offsets import SubAllocator
-    from iris_core.heap.streams import Stream, StreamOrder, Uses
-    from iris_core.protocols import Allocator
-    from iris_core.types import Block
-    from iris_core.world import World
+from iris_core.heap.backing import Backing
+from iris_core.heap.offsets import SubAllocator
+from iris_core.heap.streams import Stream, StreamOrder, Uses
+from iris_core.protocols import Allocator
+from iris_core.types import Block
+from iris_core.world import World
 
 NOT_OPEN = "the symmetric heap is not open yet: call open() on every rank"
 
@@ -74,27 +71,6 @@ class Call(NamedTuple):
         return "barrier()" if self.op == Op.BARRIER else "refresh_peer_access()"
 
 
-class History:
-    """A rank's symmetric calls: their number, a digest of all, and the last few in full.
-
-    The digest is Python's hash of a tuple of integers, which does not depend on PYTHONHASHSEED, chained call by call.
-    """
-
-    def __init__(self) -> None:
-        self.calls = 0
-        self.digest = 0
-        self._recent: deque[tuple[Any, ...]] = deque(maxlen=HISTORY_LENGTH)
-
-    def record(self, op: int, nbytes: int, alignment: int, offset: int, label: Label) -> None:
-        before = self.digest
-        self.calls = number = self.calls + 1
-        self.digest = hash((before, op, nbytes, alignment, offset))
-        self._recent.append((number, op, nbytes, alignment, offset, label, before))  # a Call, made only when read
-
-    def recent(self) -> list[Call]:
-        return [Call(*entry) for entry in self._recent]
-
-
 def format_label(label: Label) -> str:
     """Write a label as the call it stands for: ("zeros", (4,), torch.float32) -> "zeros((4,), float32)"."""
     if len(label) <= 1:
@@ -125,11 +101,16 @@ class Record:
 
 
 class BlockTable:
-    """The blocks of one rank's heap, which begins at `base`."""
+    """The blocks of one rank's heap, which begins at `base`, and the symmetric calls that have made and freed them.
+
+    The digest of the calls is Python's hash of a tuple of integers, which does not depend on PYTHONHASHSEED, chained
+    call by call.
+    """
 
     def __init__(self, base: int, nbytes: int) -> None:
         self._base, self._nbytes = base, nbytes
-        self.history = History()
+        self.calls = self.digest = 0
+        self._recent: deque[tuple[Any, ...]] = deque(maxlen=HISTORY_LENGTH)  # each a Call, made only when read
         self._numbers = 0
         self.live: dict[int, Record] = {}
         self.pending: list[Record] = []  # in the order in which they were freed; equal on all ranks
@@ -147,12 +128,20 @@ class BlockTable:
 
     def add(self, record: Record, op: Op, alignment: int) -> None:
         """Add a live block, which belongs to the innermost scope."""
-        self.history.record(op, record.nbytes, alignment, record.offset, record.label)
+        self._note_call(op, record, alignment)
         if self.scopes:
             self.scopes[-1]._records[record.number] = record
         self.live[record.number] = record
         self._by_storage[record.storage] = record
         self.version += 1
+
+    def _note_call(self, op: Op, record: Record, alignment: int) -> None:
+        before, self.calls = self.digest, self.calls + 1
+        self.digest = hash((before, op, record.nbytes, alignment, record.offset))
+        self._recent.append((self.calls, op, record.nbytes, alignment, record.offset, record.label, before))
+
+    def recent_calls(self) -> list[Call]:
+        return [Call(*entry) for entry in self._recent]
 
     def find(self, tensor: torch.Tensor, what: str) -> Record:
         """Return the live block of which `tensor` is a view; `what` is the call that asks, for messages."""
@@ -165,7 +154,7 @@ class BlockTable:
             raise HeapError(f"{what}: {record} was freed before")
         if not 0 <= start < self._nbytes:
             raise NotOnHeapError(f"{what}: the tensor's storage does not begin on this rank's symmetric heap")
-        frees = (call for call in reversed(self.history.recent()) if call.op == Op.FREE and call.offset == start)
+        frees = (call for call in reversed(self.recent_calls()) if call.op == Op.FREE and call.offset == start)
         past = next(frees, None)
         if past is not None:
             raise HeapError(f"{what}: {format_label(past.label)} at offset {start} was freed before")
@@ -176,7 +165,7 @@ class BlockTable:
 
     def retire(self, record: Record) -> None:
         """Let a live block that was freed wait for the agreement of all ranks."""
-        self.history.record(Op.FREE, record.nbytes, 0, record.offset, record.label)
+        self._note_call(Op.FREE, record, 0)
         record.pending = True
         self.pending.append(record)  # first: a kernel that another thread launches now may use it
         self._remove(record)

@@ -7,22 +7,18 @@ of the heap, the import adds one more holder to that block and takes no more spa
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, cast
 
 import torch
 
 from iris_core.device.targets import same_device
 from iris_core.errors import DeviceError, LayoutError, SymmetryError, UnsupportedError
-from iris_core.heap.blocks import Op, Record
+from iris_core.heap.blocks import HeapState, Label, Op, Record
 from iris_core.heap.symmetry import map_if_new, together, wait_for_device
+from iris_core.protocols import SupportsImportTensor
 from iris_core.types import Capability
 from iris_core.world.failures import list_ranks
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from iris_core.heap.blocks import HeapState, Label
-    from iris_core.protocols import SupportsImportTensor
 
 CANNOT_IMPORT = "cannot import the tensor that was passed to as_symmetric"
 """Text of messages after the ranks that could not go on."""

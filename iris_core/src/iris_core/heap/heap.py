@@ -13,10 +13,13 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 
+from iris_core.device.status import Standstill
 from iris_core.errors import (
     ArgumentError,
     HeapClosedError,
@@ -28,21 +31,17 @@ from iris_core.errors import (
 from iris_core.heap import external as imports
 from iris_core.heap import regions, symmetry
 from iris_core.heap.backing import Backing, span, tensor_at
-from iris_core.heap.blocks import NOT_OPEN, BlockTable, HeapState, Op, Record, Scope, format_label
+from iris_core.heap.blocks import NOT_OPEN, BlockTable, HeapState, Label, Op, Record, Scope, format_label
 from iris_core.heap.offsets import MIN_ALIGNMENT, SubAllocator
-from iris_core.heap.streams import HostStreams, StreamOrder
-from iris_core.types import Block, HeapStats
+from iris_core.heap.regions import Region
+from iris_core.heap.streams import HostStreams, Stream, StreamOrder, Streams
+from iris_core.protocols import Allocator
+from iris_core.types import Block, HeapStats, Network
+from iris_core.world import World
 from iris_core.world.failures import on_all_ranks
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from iris_core.device.status import Standstill
-    from iris_core.heap.blocks import Label
-    from iris_core.heap.streams import Stream, Streams
-    from iris_core.protocols import Allocator
-    from iris_core.types import Network
-    from iris_core.world import World
+_SMALL = 32
+"""A group may take this part of the system area, or less, also when half of it is used."""
 
 
 class SymmetricHeap:
@@ -76,22 +75,20 @@ class SymmetricHeap:
         offsets, blocks = SubAllocator(usable, gap_nbytes), BlockTable(allocator.base_ptr, allocator.nbytes)
         order, backing = StreamOrder(self.streams), Backing(allocator, world)
         self._state = HeapState(allocator, world, usable, offsets, blocks, order, backing, offsets.nbytes)
-        self.rank: int = world.rank
-        """This rank."""
-        self.nbytes: int = allocator.nbytes
-        """Size of each rank's heap in bytes, with the system area."""
-        self.usable_nbytes: int = usable
-        """Bytes of each rank's heap that allocations share."""
+        self.rank: int = world.rank  #: this rank
+        self.nbytes: int = allocator.nbytes  #: size of each rank's heap in bytes, with the system area
+        self.usable_nbytes: int = usable  #: bytes of each rank's heap that allocations share
+        #: the ranks of each node; memory is mapped within a node only
         self.nodes: tuple[tuple[int, ...], ...] = world.nodes
-        """The ranks of each node; memory is mapped within a node only."""
+        #: address of every rank's heap in this process, from opening on; those of ranks on other nodes are one range
+        #: that nothing can access
         self.heap_bases: tuple[int, ...] = ()
-        """Address of every rank's heap in this process, from opening on; those of ranks on other nodes are one range
-        that nothing can access."""
+        #: how kernels reach ranks of other nodes; None where the allocator has no way, and on one node
         self.network: Network | None = None
-        """How kernels reach ranks of other nodes; None where the allocator has no way, and on one node."""
+        #: where a range begins that reaches the heaps of all ranks at once (IRIS_VMEM__MULTICAST), for
+        #: `iris_triton.language.multimem`; 0 if there is none
         self.multicast_base: int = 0
-        """Where a range begins that reaches the heaps of all ranks at once (IRIS_VMEM__MULTICAST), for
-        `iris_triton.language.multimem`; 0 if there is none."""
+        self.spare_nbytes = 0  #: bytes that `take_region` leaves in one piece; HeapExhaustedError where it could not
         regions.set_first_limit(self._state)
         self.system_area = regions.SystemArea(self._state)
         self._on_allocated = on_allocated
@@ -259,6 +256,45 @@ class SymmetricHeap:
         self._state.order.check_not_capturing(what)
         offset = regions.take(self._state, world, members, nbytes, what)
         return offset, self._state.allocator.tensor(offset, nbytes, lambda: None)
+
+    def take_region(self, world: World, members: Sequence[int], nbytes: int, what: str, fill: int | None = 0) -> Region:
+        """Make a region for some ranks, filled on all of them; UnsupportedError if memory is exhausted.
+
+        Collective: every member calls it with the same arguments.  It comes from the system area as long as half of
+        that stays for others, then from the heap: for the whole world from what users allocate, for a group from the
+        heap's end, or what is left of the area.
+        """
+        is_group = len(members) < len(self.heap_bases)
+        is_small = is_group and nbytes <= self.system_area.nbytes // _SMALL  # the heap may have large granules
+        region = self._of_area(world, nbytes, what, 1 if is_small else 2)
+        if region is None and self.spare_nbytes:
+            largest = self.stats().largest_free
+            if largest - nbytes < self.spare_nbytes:
+                problem = f"{what} would leave less than {self.spare_nbytes} bytes of the heap in one piece"
+                free = {"free_bytes": largest, "largest_free_bytes": largest}
+                raise HeapExhaustedError(problem, requested_bytes=nbytes, **free)
+        if region is None:
+            try:
+                if is_group:
+                    region = Region(*self.take_for_group(world, members, nbytes, what))
+                else:
+                    tensor = self.allocate_unscoped(nbytes, (what, nbytes))
+                    region = Region(self.offset_of(tensor), tensor)
+            except HeapExhaustedError as error:
+                region = self._of_area(world, nbytes, what) if is_group else None
+                if region is None:
+                    raise UnsupportedError(f"{what} needs {nbytes} bytes: {error}") from error
+        region = replace(region, fill=fill)
+        if fill is not None:
+            region.clear()
+            world.barrier()  # no peer stores there before it is filled
+        return region
+
+    def _of_area(self, world: World, nbytes: int, what: str, share: int = 1) -> Region | None:
+        """Return a part of the system area; None if it is exhausted; see `SystemArea.reserve`."""
+        with contextlib.suppress(UnsupportedError):
+            return self.system_area.region(self.system_area.reserve(world, nbytes, what, share), nbytes)
+        return None
 
     def allocate_symmetric(self, *size: int, dtype: torch.dtype | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Allocate a tensor and say where every rank's copy of it lies; see `iris_core.Iris.allocate_symmetric`."""

@@ -10,18 +10,15 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import weakref
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 
 from iris_core.errors import UnsupportedError
+from iris_core.heap.heap import SymmetricHeap
 from iris_core.logs import logger
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from iris_core.heap.heap import SymmetricHeap
-    from iris_core.types import DeviceTarget
+from iris_core.types import DeviceTarget
 
 ALIGNMENT = 512
 """Alignment in bytes that torch's caching allocator expects of a segment's address."""
@@ -41,8 +38,7 @@ class _Segments:
         self.allocator: Any = None
         self.pool: weakref.ref[torch.cuda.MemPool] | None = None
         self.is_shared = False
-        self.failure: Exception | None = None
-        """Why the last request was refused; None if it was not."""
+        self.failure: Exception | None = None  # why the last request was refused; None if it was not
 
     def _allocate(self, nbytes: int, device: int, stream: int | None) -> int | None:
         """Return a segment's address; None makes torch free what it caches, try again, and raise OutOfMemoryError."""

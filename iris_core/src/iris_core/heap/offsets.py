@@ -10,12 +10,9 @@ blocks are merged at once, so the free list is a function of the live blocks alo
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
 
 from iris_core.errors import HeapError, HeapExhaustedError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 MIN_ALIGNMENT = 256
 """Least alignment and size of a block in bytes: a cache line of any device, and more than any vector access needs."""

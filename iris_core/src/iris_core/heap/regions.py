@@ -7,8 +7,8 @@ If that is not enough, groups use the upper end of the heap: users' allocations 
 lie below a limit that is equal on all.  Above it, the members of a group agree on a range below the regions that any of
 them has already.  When allocations need more, all ranks raise the limit together, at most up to the lowest region.
 
-Only a group's members take part, so a group never waits for other ranks.  Ranges are never given back: captured graphs
-may use them.
+Only a group's members take part, so a group never waits for other ranks.  Ranges are never given back or moved:
+captured graphs hold the addresses.
 
 Threads of a rank may take regions for several groups, and for allocations, at the same time.  Each rank has a lock, and
 a step holds those of all members, taken in the order of ranks, so that no two steps wait for each other.
@@ -21,23 +21,41 @@ import itertools
 import operator
 import threading
 from bisect import insort
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
 
 from iris_core.errors import HeapClosedError, HeapExhaustedError, UnsupportedError
+from iris_core.heap.blocks import HeapState
 from iris_core.heap.offsets import MIN_ALIGNMENT, RangeSet
 from iris_core.types import Block
+from iris_core.world import World
 from iris_core.world.failures import on_all_ranks
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    import torch
-
-    from iris_core.heap.blocks import HeapState
-    from iris_core.world import World
 
 _FIRST_SHARE, _STEPS = 2, 16
 """Allocations have a half of the heap at first, and then a sixteenth more at a time, at least."""
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Symmetric memory of a team."""
+
+    offset_bytes: int  #: where it begins, from the beginning of each member's heap
+    tensor: torch.Tensor  #: this rank's bytes (uint8)
+    fill: int | None = 0  #: value of every byte at first; None for any
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes on each member."""
+        return self.tensor.numel()
+
+    def clear(self) -> None:
+        """Fill this rank's bytes as they were at first, and wait until that is done."""
+        if self.fill is not None:
+            self.tensor.fill_(self.fill)
+            if self.tensor.device.type != "cpu":
+                torch.cuda.current_stream(self.tensor.device).synchronize()
 
 
 class SystemArea:
@@ -45,8 +63,7 @@ class SystemArea:
 
     def __init__(self, state: HeapState) -> None:
         self._state = state
-        self.nbytes = state.allocator.nbytes - state.usable
-        """Size of the area in bytes."""
+        self.nbytes = state.allocator.nbytes - state.usable  #: size of the area in bytes
         self._lock = threading.Lock()
         self._used = RangeSet()
 
@@ -62,6 +79,10 @@ class SystemArea:
             raise HeapClosedError(self._state.closed)
         return self._state.allocator.tensor(self._state.usable + offset_bytes, nbytes, lambda: None)
 
+    def region(self, offset_bytes: int, nbytes: int) -> Region:
+        """Return a range as a region."""
+        return Region(self._state.usable + offset_bytes, self.tensor(offset_bytes, nbytes))
+
     def reserve_at_opening(self, nbytes: int) -> int:
         """Reserve a range for the whole world, without an exchange.
 
@@ -71,8 +92,8 @@ class SystemArea:
         self._used.add(begin, begin + _up(nbytes, MIN_ALIGNMENT))
         return begin
 
-    def reserve(self, world: World, nbytes: int, what: str) -> int:
-        """Find a range for a group of ranks; `what` says what for.
+    def reserve(self, world: World, nbytes: int, what: str, share: int = 1) -> int:
+        """Find a range for a group of ranks in the first part of the area, one of `share`; `what` says what for.
 
         Collective: every member calls it with the same arguments, and no other rank.
         """
@@ -82,7 +103,7 @@ class SystemArea:
             for first, end in itertools.chain(*world.all_gather_object(list(self._used))):
                 used.add(first, end)
             begin: int = next(end for _, end in [(0, 0), *used] if not used.intersection(end, end + size))
-            if begin + size > self.nbytes:
+            if begin + size > self.nbytes // share:
                 raise UnsupportedError(
                     f"{what} needs {size} bytes of the heap's system area, but of its {self.nbytes} bytes only "
                     f"{max(self.nbytes - begin, 0)} are left at its end to this group of {world.world_size} ranks; "
@@ -97,13 +118,6 @@ class SystemArea:
             if kept:  # another thread of a member has given the range to another group meanwhile
                 with self._lock:
                     self._used.remove(begin, begin + size)
-
-    def used_nbytes(self, world: World) -> int:
-        """Return how much of the area the ranges of these ranks reach over, in bytes from its beginning.
-
-        Collective: every rank of `world` calls it, and no other rank.
-        """
-        return max((end for row in world.all_gather_object(list(self._used)) for _, end in row), default=0)
 
 
 # -- the end of the heap ----------------------------------------------------------------------------------------------

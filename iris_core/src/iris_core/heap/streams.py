@@ -21,9 +21,10 @@ import concurrent.futures
 import threading
 import weakref
 from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -31,9 +32,6 @@ from iris_core.device.targets import on_device
 from iris_core.errors import CollectiveTimeoutError, DeviceError, HeapError
 from iris_core.heap.offsets import RangeSet
 from iris_core.types import DeviceTarget, DeviceType
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 _FIRST_PRUNING = 64
 _start, _end = itemgetter(0), itemgetter(1)

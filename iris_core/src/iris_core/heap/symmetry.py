@@ -14,19 +14,15 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from iris_core.errors import DeviceError, HeapError, HeapExhaustedError, IrisError, SymmetryError
 from iris_core.heap import regions
-from iris_core.heap.blocks import HISTORY_LENGTH, Call, Op, format_label
+from iris_core.heap.blocks import HISTORY_LENGTH, Call, HeapState, Label, Op, Record, format_label
+from iris_core.heap.streams import Stream
 from iris_core.world.failures import list_ranks, on_all_ranks
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from iris_core.heap.blocks import HeapState, Label, Record
-    from iris_core.heap.streams import Stream
 
 NOT_FINISHED = "could not finish the work of its device"
 """Text of messages after the ranks that could not wait for their device."""
@@ -56,14 +52,14 @@ def agree(state: HeapState, op: Op, label: Label = (), **said: int) -> list[Step
     Raises:
         SymmetryError: the histories or the steps differ; raised on every rank, naming the first differing call.
     """
-    calls, digest = state.blocks.history.calls, state.blocks.history.digest
+    calls, digest = state.blocks.calls, state.blocks.digest
     mine = Step(op, calls, digest, dirty=state.backing.dirty, floor=state.floor, **said)
     steps = [Step(*row) for row in state.world.all_gather_ints(mine)]
     if all(step[:5] == mine[:5] for step in steps):
         return steps
     # what this rank is about to do stands for its next call, so that "barrier here, zeros() there" reads like any other
     now = Call(calls + 1, op, mine.nbytes, mine.alignment, -1, label, digest)
-    recent = [*state.blocks.history.recent(), now]
+    recent = [*state.blocks.recent_calls(), now]
     everyone = state.world.all_gather_object([call._replace(label=(format_label(call.label),)) for call in recent])
     raise SymmetryError(explain_difference([[Call(*call) for call in row] for row in everyone]))
 

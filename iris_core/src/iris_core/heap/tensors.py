@@ -21,20 +21,17 @@ All factories share, besides their options:
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 import torch
 
 from iris_core.device.targets import same_device
 from iris_core.errors import ArgumentError, DeviceError, LayoutError, NotOnHeapError, UnsupportedError
+from iris_core.heap.heap import SymmetricHeap
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from iris_core.heap.heap import SymmetricHeap
-
-    Fill = Callable[[torch.Tensor], object] | None
+Fill = Callable[[torch.Tensor], object] | None
 
 
 Scalar = bool | int | float | complex | torch.Tensor  # a tensor without dimensions stands for its value
@@ -45,53 +42,35 @@ _CONTINUOUS = ("rand", "randn", "uniform")  # distributions
 
 
 class Options(TypedDict, total=False):
-    """Options that every factory takes by keyword.
+    """Options that every factory takes by keyword."""
 
-    Attributes:
-        dtype: element type; torch's rules where it is None (that of `out`, if given).
-        layout: torch.strided, the only one that the heap has.
-        device: None, or this context's own device.
-        requires_grad: whether autograd should record operations on the result; False by default.
-    """
-
-    dtype: torch.dtype | None
-    layout: torch.layout | None
-    device: Device
-    requires_grad: bool
+    dtype: torch.dtype | None  #: element type; torch's rules where it is None (that of `out`, if given)
+    layout: torch.layout | None  #: torch.strided, the only one that the heap has
+    device: Device  #: None, or this context's own device
+    requires_grad: bool  #: whether autograd should record operations on the result; False by default
 
 
 class FactoryOptions(Options, total=False):
-    """`Options`, and those of factories that do not copy another tensor's layout.
+    """`Options`, and those of factories that do not copy another tensor's layout."""
 
-    Attributes:
-        out: a tensor on the heap to fill instead of allocating one.  It must have as many elements as asked for; if its
-            shape differs, a view of it with the requested shape is returned and `out` keeps its own.
-    """
-
+    #: a tensor on the heap to fill instead of allocating one, with as many elements as asked for; if its shape differs,
+    #: a view of it with the requested shape is returned and `out` keeps its own
     out: torch.Tensor | None
 
 
 class SizedOptions(FactoryOptions, total=False):
-    """`FactoryOptions`, and those of factories that take sizes as positional arguments.
+    """`FactoryOptions`, and those of factories that take sizes as positional arguments."""
 
-    Attributes:
-        size: instead of the positional arguments, which are sizes one by one or as one (nested) tuple or list; `()`
-            makes a tensor without dimensions.
-        pin_memory: must be False; UnsupportedError otherwise.
-    """
-
+    #: instead of the positional arguments, which are sizes one by one or as one (nested) tuple or list; `()` makes a
+    #: tensor without dimensions
     size: Sequence[int] | None
-    pin_memory: bool
+    pin_memory: bool  #: must be False; UnsupportedError otherwise
 
 
 class LikeOptions(Options, total=False):
-    """`Options`, and those of factories that copy another tensor's layout.
+    """`Options`, and those of factories that copy another tensor's layout."""
 
-    Attributes:
-        memory_format: torch.preserve_format, the default, keeps the order of strides.
-    """
-
-    memory_format: torch.memory_format
+    memory_format: torch.memory_format  #: torch.preserve_format, the default, keeps the order of strides
 
 
 class TensorFactories:

@@ -26,25 +26,23 @@ one dtype; where autocast is on (torch.autocast), they are taken in its dtype, a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from iris_core.api import Iris
+from iris_core.dispatch.config import FusedConfig
 from iris_core.dispatch.products import PLAIN
 from iris_core.errors import ArgumentError, UnsupportedError
 from iris_core.nn.expert_parallel import ExpertParallel, combine, dispatch
 from iris_core.nn.norm import RMSNorm, all_reduce_rms_norm
 from iris_core.nn.sequence import ring_attention, ulysses
 from iris_core.nn.setting import NEEDED, Setting
+from iris_core.types import Group
 
-if TYPE_CHECKING:
-    from iris_core.api import Iris
-    from iris_core.dispatch.config import FusedConfig
-    from iris_core.types import Group
-
-    Fused = FusedConfig | None
+Fused = FusedConfig | None
 
 __all__ = [
     "ColumnParallelLinear",

@@ -13,8 +13,9 @@ Both are recorded on every member, and linked, whatever needs gradients there: e
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,9 +24,6 @@ from torch.autograd.function import once_differentiable
 from iris_core.errors import ArgumentError
 from iris_core.nn.setting import NEEDED
 from iris_core.ops.experts import Dispatched, ExpertGroup, Turn
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class _Dispatch(torch.autograd.Function):

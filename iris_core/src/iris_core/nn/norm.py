@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from iris_core.api import Iris
+from iris_core.dispatch.config import Config
 from iris_core.nn.setting import Setting
-
-if TYPE_CHECKING:
-    from iris_core.api import Iris
-    from iris_core.dispatch.config import Config
-    from iris_core.types import Group
+from iris_core.types import Group
 
 
 class _Norm(torch.autograd.Function):

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from iris_core.api import Iris
 from iris_core.nn.setting import NEEDED, Setting
-
-if TYPE_CHECKING:
-    from iris_core.api import Iris
-    from iris_core.ops.attention import RingAttention
-    from iris_core.types import Group
+from iris_core.ops.attention import RingAttention
+from iris_core.types import Group
 
 
 class _Ulysses(torch.autograd.Function):

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from iris_core.api import Iris
+from iris_core.types import Group
+
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from iris_core.api import Iris
-    from iris_core.types import Group
 
 
 NEEDED = torch.empty(0, device="cpu", requires_grad=True)  # so autograd records what another member may need

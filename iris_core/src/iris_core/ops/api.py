@@ -5,27 +5,24 @@ A repeated call is one dict lookup and a launch; `Binder` prepares the first one
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 
 from iris_core.dispatch import products
 from iris_core.dispatch.bind import Launches
 from iris_core.dispatch.calls import Calls, current_device
+from iris_core.dispatch.config import Config, FusedConfig
 from iris_core.dispatch.products import NORM, OPS, ROW_NBYTES, FusedCall, NormCall, call_of
 from iris_core.dispatch.requests import TORCH, reach
 from iris_core.dispatch.traced import is_compiling, trace
 from iris_core.errors import ArgumentError
 from iris_core.ops.attention import FlashDecode, RingAttention
 from iris_core.ops.experts import ExpertGroup
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from iris_core.dispatch.config import Config, FusedConfig
-    from iris_core.protocols import Work
-    from iris_core.types import Group
+from iris_core.protocols import Work
+from iris_core.types import Group
 
 _FLOAT32 = torch.float32
 
@@ -41,30 +38,20 @@ class FusedWorkspace:
     A graph that was captured with it needs it for its replays, neither reset nor cleared.
 
     Nothing has to be reset between calls: flags are counters that only grow.
-
-    Attributes:
-        operation: of the last call; empty before the first one.
-        shape: (m, n, k) of the product that each rank computed in it.
-        dtype: of its operands.
-        world_size: ranks that took part.
-        variant: the algorithm.
-        aux_buffer: memory of this rank that the algorithm stages in (uint8); None if it needs none.
-        locks: local flags of the algorithm; None if it has none.
-        prepared: whether the last call, or a preamble, has prepared it.
-        calls, held, owner: the plans, those that graphs know, and whose they are; the library's.
     """
 
-    operation: str = ""
-    shape: tuple[int, ...] = ()
-    dtype: torch.dtype | None = None
-    world_size: int = 0
-    variant: str = ""
+    operation: str = ""  #: of the last call; empty before the first one
+    shape: tuple[int, ...] = ()  #: (m, n, k) of the product that each rank computed in it
+    dtype: torch.dtype | None = None  #: of its operands
+    world_size: int = 0  #: ranks that took part
+    variant: str = ""  #: the algorithm
+    #: memory of this rank that the algorithm stages in (uint8); None if it needs none
     aux_buffer: torch.Tensor | None = field(default=None, repr=False)
-    locks: torch.Tensor | None = field(default=None, repr=False)
-    prepared: bool = False
-    calls: Launches = field(default_factory=Launches, repr=False)
-    held: dict[int, Any] = field(default_factory=dict, repr=False)
-    owner: object = field(default=None, repr=False)
+    locks: torch.Tensor | None = field(default=None, repr=False)  #: local flags of the algorithm; None if it has none
+    prepared: bool = False  #: whether the last call, or a preamble, has prepared it
+    calls: Launches = field(default_factory=Launches, repr=False)  #: the plans; the library's, like the next two
+    held: dict[int, Any] = field(default_factory=dict, repr=False)  #: the plans that graphs know
+    owner: object = field(default=None, repr=False)  #: whose they are
 
     def matches(
         self, operation: str, shape: tuple[int, ...], dtype: torch.dtype, world_size: int, variant: str = ""

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from iris_core.device.targets import on_device
+from iris_core.dispatch.bind import Binder
 from iris_core.dispatch.requests import name_all, name_of
 from iris_core.errors import ArgumentError, UnsupportedError
 from iris_core.ops.made import RESULTS, Made
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from iris_core.dispatch.bind import Binder
-    from iris_core.types import Group
+from iris_core.types import Group
 
 _WIDE_NBYTES = 256  # of a head's elements; with more of them, tiles have fewer rows
 _FLOAT32, _INT64 = torch.float32, torch.int64

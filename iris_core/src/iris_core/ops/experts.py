@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from iris_core.device.targets import on_device
+from iris_core.dispatch.bind import Binder
 from iris_core.dispatch.requests import name_all, name_of
 from iris_core.errors import ArgumentError, UnsupportedError
 from iris_core.ops.made import RESULTS, Made
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from iris_core.dispatch.bind import Binder
-    from iris_core.types import Group
+from iris_core.types import Group
 
 _ROW_NBYTES = 16
 SENT, RETURNED = 1, 2
@@ -44,30 +41,20 @@ class Workspace(SimpleNamespace):
 
 @dataclass(eq=False)
 class Turn:
-    """One dispatch, until its results are combined.
+    """One dispatch, until its results are combined."""
 
-    Attributes:
-        counts: int32 (experts of this rank,), on the device: tokens of each.
-        offsets: int32 (experts of this rank + 1,): the row of each one's first token, and the end; as grouped products
-            take them.
-        scales_of_rows: float32 (rows, scales), where the group has scales.
-        group: whose turn it is.
-        chosen, weights: what was given; weights are None where the tokens were multiplied by them.
-        numbers: each choice's number among those of its expert.
-        once: whether a token came once for all its experts of this rank.
-        origin: int32 (rows,), where rows came from, if it was kept.
-        link: what makes `iris_core.nn.combine` backwards come before `dispatch`, if that began the turn.
-    """
-
-    group: ExpertGroup = field(repr=False)
-    chosen: torch.Tensor = field(repr=False)
-    weights: torch.Tensor | None = field(repr=False)
-    numbers: torch.Tensor = field(repr=False)
-    counts: torch.Tensor
+    group: ExpertGroup = field(repr=False)  #: whose turn it is
+    chosen: torch.Tensor = field(repr=False)  #: as it was given
+    weights: torch.Tensor | None = field(repr=False)  #: likewise; None where the tokens were multiplied by them
+    numbers: torch.Tensor = field(repr=False)  #: each choice's number among those of its expert
+    counts: torch.Tensor  #: int32 (experts of this rank,), on the device: tokens of each
+    #: int32 (experts of this rank + 1,): the row of each one's first token, and the end; as grouped products take them
     offsets: torch.Tensor
-    once: bool = field(repr=False)
-    scales_of_rows: torch.Tensor | None = None
+    once: bool = field(repr=False)  #: whether a token came once for all its experts of this rank
+    scales_of_rows: torch.Tensor | None = None  #: float32 (rows, scales), where the group has scales
+    #: int32 (rows,), where rows came from, if it was kept
     origin: torch.Tensor | None = field(default=None, repr=False)
+    #: what makes `iris_core.nn.combine` backwards come before `dispatch`, if that began the turn
     link: torch.Tensor | None = field(default=None, repr=False)
 
 

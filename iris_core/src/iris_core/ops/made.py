@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from iris_core.device.targets import on_device
+from iris_core.dispatch.bind import Binder
 from iris_core.dispatch.requests import check_fits, check_tensors
 from iris_core.errors import ArgumentError, CapabilityError, UnsupportedError
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from iris_core.dispatch.bind import Binder
-
-    Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
+Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
 _ALIGNMENT_NBYTES = 256
 _KINDS: dict[str, tuple[Any, str]] = dict.fromkeys(("dtype", "result"), (torch.dtype, "a torch.dtype"))
@@ -72,7 +69,7 @@ class Made:
             space.world, space.context = context.num_ranks, context.get_device_context()
             space.members = torch.tensor(members, dtype=torch.int32, device=binder.target.torch_device)
             world, what = binder.members.world.subworld(members), f"an object of ctx.ops.{self._name}"
-            region = binder.memory.take(world, members, begins[-1], what).tensor
+            region = binder.heap.take_region(world, members, begins[-1], what).tensor
             for begin, (name, (shape, dtype)) in zip(begins, shared.items(), strict=False):
                 tensor = region[begin : begin + math.prod(shape) * dtype.itemsize]
                 setattr(space, name, tensor.view(dtype).view(shape))

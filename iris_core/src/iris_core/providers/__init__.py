@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 
 from iris_core.dispatch.products import OPS as PRODUCTS
 from iris_core.dispatch.requests import OPS, POINT_TO_POINT, REDUCING
 from iris_core.errors import FAILURES, PluginError
+from iris_core.protocols import Algorithm
 from iris_core.providers import torch_distributed
 from iris_core.providers.baseline import Unfused
 from iris_core.providers.exchanged import Exchanged
@@ -18,17 +21,17 @@ from iris_core.providers.model import everywhere
 from iris_core.providers.norms import UnfusedNorm
 from iris_core.providers.overlapped import Overlapped
 from iris_core.providers.straight import StraightAllToAll
-from iris_core.registry import default_registry
-from iris_core.types import Availability, DeviceType, PluginKind, PluginState
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from iris_core.protocols import Algorithm
-    from iris_core.registry import PluginRecord
-    from iris_core.types import Capability, CollectiveRequest, DeviceTarget
-    from iris_core.world import World
+from iris_core.registry import PluginRecord, default_registry
+from iris_core.types import (
+    Availability,
+    Capability,
+    CollectiveRequest,
+    DeviceTarget,
+    DeviceType,
+    PluginKind,
+    PluginState,
+)
+from iris_core.world import World
 
 _BYTES_PER_S, _LAUNCH_S = 1e11, 2e-6
 
@@ -66,24 +69,15 @@ class Local:
 
 
 class Providers:
-    """The algorithms of one context, and the measured tables that come with them.
+    """The algorithms of one context, whose parts have been `opened`, and the measured tables that come with them."""
 
-    `create` makes the algorithm of a plugin for this rank; `provides` is what the allocator's memory can do.
-    """
-
-    def __init__(
-        self,
-        backend: Any,
-        target: DeviceTarget,
-        create: Callable[[PluginRecord], Any],
-        provides: frozenset[Capability],
-        world: World,
-    ) -> None:
-        self._backend = backend
-        self._target = target
-        self._torch = "gloo" if target.type is DeviceType.CPU else "nccl"
-        self._create = create
-        self._provides, self._ranks, self._spans_nodes = provides, world.torch_ranks, world.spans_nodes
+    def __init__(self, opened: Any) -> None:
+        self._backend: Any = opened.backend
+        self._target: DeviceTarget = opened.plan.target
+        self._torch = "gloo" if self._target.type is DeviceType.CPU else "nccl"
+        self._create: Callable[[PluginRecord], Any] = opened.maker.create
+        self._provides: frozenset[Capability] = opened.allocator.info.provides
+        self._ranks, self._spans_nodes = opened.world.torch_ranks, opened.world.spans_nodes
         self._records = default_registry().records(PluginKind.COLLECTIVE)
         self._plugins: tuple[list[Algorithm[Any]], list[tuple[str, str]]] | None = None
 

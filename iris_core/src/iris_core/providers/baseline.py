@@ -8,24 +8,19 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from iris_core.dispatch.config import AMDS_TILE
+from iris_core.dispatch.config import AMDS_TILE, Config
 from iris_core.dispatch.products import FP8, PLAIN, SCALED, SCALED_BLOCK, float32_products
+from iris_core.dispatch.team import Host
 from iris_core.providers.model import everywhere, fixed_s, moving_s, product_s
 from iris_core.providers.parts import dense, part_of, scratch_of
-from iris_core.types import Availability
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from iris_core.dispatch.config import Config
-    from iris_core.dispatch.team import Host
-    from iris_core.types import CollectiveRequest, FusedRequest
+from iris_core.types import Availability, CollectiveRequest, FusedRequest
 
 
 @dataclass(slots=True)
@@ -49,8 +44,7 @@ class Unfused:
     always_measured = spans_nodes = True
     scaled: tuple[str, ...] = SCALED
 
-    collective_config: Config | None = None
-    """Config of the collective; by default the library chooses."""
+    collective_config: Config | None = None  # config of the collective; by default the library chooses
 
     def __init__(self, op: str) -> None:
         self.op = op

@@ -7,23 +7,18 @@ and reductions, floats of less than 32 bits as float32, and promises the bits of
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from iris_core.device.launch_order import Begun
+from iris_core.dispatch.team import Host
 from iris_core.providers.model import between_nodes_s, everywhere
-from iris_core.providers.parts import Composed, dense, part_of, scratch_of
-from iris_core.types import REDUCIBLE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from iris_core.dispatch.team import Host
-    from iris_core.providers.parts import Side
-    from iris_core.types import CollectiveRequest
+from iris_core.providers.parts import Composed, Side, dense, part_of, scratch_of
+from iris_core.types import REDUCIBLE, CollectiveRequest
 
 _COMBINE: dict[str, Callable[..., Any]] = {
     "sum": torch.add, "avg": torch.add, "product": torch.mul, "min": torch.minimum, "max": torch.maximum,

@@ -13,20 +13,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from iris_core.device.launch_order import Begun
 from iris_core.dispatch.requests import REDUCING, nodes_of
+from iris_core.dispatch.team import Host
 from iris_core.providers.model import between_nodes_s, everywhere
-from iris_core.providers.parts import PARTED_IN, PARTED_OUT, Composed, Staged, dense, part_of, scratch_of, staged
+from iris_core.providers.parts import PARTED_IN, PARTED_OUT, Composed, Side, Staged, dense, part_of, scratch_of, staged
+from iris_core.types import CollectiveRequest
 from iris_core.world.scaling import CHUNKS
-
-if TYPE_CHECKING:
-    from iris_core.dispatch.team import Host
-    from iris_core.providers.parts import Side
-    from iris_core.types import CollectiveRequest
 
 STEPS = {
     "all_reduce": ("reduce_scatter", "all_reduce", "all_gather"),

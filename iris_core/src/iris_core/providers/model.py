@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from iris_core.dispatch.requests import POINT_TO_POINT, nodes_of
-from iris_core.types import DeviceType, PluginInfo, PluginKind
+from iris_core.types import CollectiveRequest, DeviceType, FusedRequest, PluginInfo, PluginKind
 from iris_core.world.scaling import Level, Machine
-
-if TYPE_CHECKING:
-    from iris_core.types import CollectiveRequest, FusedRequest
 
 _FLOPS = {"sm_80": 2.5e14, "sm_90": 7.2e14, "sm_100": 1.4e15, "gfx942": 5e14, "gfx950": 1.2e15}
 """Of 16-bit floats per second, as a good library reaches them."""

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from iris_core.dispatch.products import NORM
+from iris_core.dispatch.team import Host
 from iris_core.providers.model import everywhere
 from iris_core.providers.parts import dense, part_of, scratch_of
-from iris_core.types import Availability, DeviceType
-
-if TYPE_CHECKING:
-    from iris_core.dispatch.team import Host
-    from iris_core.types import NormRequest
+from iris_core.types import Availability, DeviceType, NormRequest
 
 LAUNCHES = 4
 """Kernels that a norm takes behind the collective, at least."""

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from iris_core.device.launch_order import Begun
 from iris_core.dispatch.requests import nodes_of
+from iris_core.dispatch.team import Host
 from iris_core.providers.baseline import Unfused
 from iris_core.providers.model import everywhere, fixed_s, moving_s, product_s
-from iris_core.types import Availability
+from iris_core.types import Availability, FusedRequest
 from iris_core.world.scaling import CHUNKS
-
-if TYPE_CHECKING:
-    from iris_core.dispatch.team import Host
-    from iris_core.types import FusedRequest
 
 _LEAST_NBYTES, _LEAST_LINES = 4 << 20, 64
 """Of a chunk: bytes that take longer than it takes to begin with them, and a product that keeps a device busy."""

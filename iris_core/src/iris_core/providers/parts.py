@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from iris_core.device.launch_order import Begun
 from iris_core.dispatch.requests import nodes_of
+from iris_core.dispatch.team import Host
 from iris_core.types import Availability, CollectiveRequest, FusedRequest, NormRequest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from iris_core.device.launch_order import Begun
-    from iris_core.dispatch.team import Host
 
 PARTED_IN, PARTED_OUT = ("reduce_scatter", "all_to_all", "scatter"), ("all_gather", "all_to_all", "gather")
 """Collectives whose inputs, or outputs, have a part for each member."""
@@ -45,11 +42,7 @@ def part_of(
 ) -> CollectiveRequest:
     """Describe a collective that is a part of an operation, as `CollectiveCall.describe` would.
 
-    Args:
-        request: the operation.
-        op, options: of the collective.
-        inp, out: of this rank; None where it has none.
-        among: the members that take part, by their numbers in the group; None for all.
+    `request` is that of the operation, `among` the members that take part, by their numbers in the group; None for all.
     """
     dtype = request.dtype
     if isinstance(request, FusedRequest) and request.op != "all_gather_matmul":
@@ -77,19 +70,13 @@ def part_of(
 
 @dataclass(slots=True)
 class Staged:
-    """A tensor of a call as contiguous elements: its own memory, or a copy with its parts in another order.
+    """A tensor of a call as contiguous elements: its own memory, or a copy with its parts in another order."""
 
-    Attributes:
-        buffer: memory of the copy, of one dimension; None where the tensor itself serves.
-        order: which part of the tensor each part of the copy is; None if it is copied as a whole.
-        splits: rows of the tensor's parts, where they differ.
-        is_columns: whether parts are chunks of columns, and not of rows.
-    """
-
-    buffer: torch.Tensor | None = None
+    buffer: torch.Tensor | None = None  # memory of the copy, of one dimension; None where the tensor itself serves
+    # which part of the tensor each part of the copy is; None if it is copied as a whole
     order: Sequence[int] | None = None
-    splits: Sequence[int] | None = None
-    is_columns: bool = False
+    splits: Sequence[int] | None = None  # rows of the tensor's parts, where they differ
+    is_columns: bool = False  # whether parts are chunks of columns, and not of rows
 
     def flat(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the contiguous elements, of one dimension."""
@@ -150,8 +137,7 @@ class Composed:
     """A collective between nodes that is made of others."""
 
     spans_nodes = composes = True
-    fields: tuple[str, ...] = ()
-    """Fields of a config that it has a use for."""
+    fields: tuple[str, ...] = ()  # fields of a config that it has a use for
 
     begin: Callable[..., Begun]
 

@@ -10,25 +10,21 @@ which NCCL carries by rings, faster than messages; kernels then distribute it wi
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from iris_core.device.launch_order import Begun
 from iris_core.dispatch.requests import nodes_of
+from iris_core.dispatch.team import Host
 from iris_core.providers.hierarchical import grid_of, strides_of
 from iris_core.providers.model import between_nodes_s, everywhere
-from iris_core.providers.parts import Composed, Staged, dense, part_of, scratch_of, staged
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from iris_core.dispatch.team import Host
-    from iris_core.providers.parts import Side
-    from iris_core.providers.torch_distributed import TorchCollective
-    from iris_core.types import CollectiveRequest
+from iris_core.providers.parts import Composed, Side, Staged, dense, part_of, scratch_of, staged
+from iris_core.providers.torch_distributed import TorchCollective
+from iris_core.types import CollectiveRequest
 
 
 class _Side(NamedTuple):
@@ -40,19 +36,13 @@ class _Side(NamedTuple):
 
 
 class _Swap(NamedTuple):
-    """The exchange with the other one of two nodes.
+    """The exchange with the other one of two nodes."""
 
-    Attributes:
-        rail, near: what is bound, along the rail and then in the node.
-        landed, other: memory for the rail, (2, elements), and which row of it is the other node's.
-        run: the other node's elements of input and output.
-    """
-
-    rail: Any
-    near: Any
-    landed: torch.Tensor
-    other: int
-    run: slice
+    rail: Any  # what is bound, along the rail
+    near: Any  # and then in the node
+    landed: torch.Tensor  # memory for the rail, (2, elements)
+    other: int  # which row of it is the other node's
+    run: slice  # the other node's elements of input and output
 
     def begin(self, out: torch.Tensor, inp: torch.Tensor) -> Begun:
         """Begin along the rail; the end distributes within the node what has landed."""
@@ -76,11 +66,7 @@ class _Plan:
 
 
 class StraightAllToAll(Composed):
-    """An all_to_all of a group of which two members at least share a node.
-
-    Args:
-        flat: the all_to_all of torch.distributed.
-    """
+    """An all_to_all of a group of which two members at least share a node; `flat` is that of torch.distributed."""
 
     name = "hierarchical"
     info = everywhere("hierarchical", "an exchange within nodes, and beside it one with other nodes")

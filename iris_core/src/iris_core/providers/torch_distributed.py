@@ -13,8 +13,9 @@ import math
 import threading
 import time
 import warnings
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -22,20 +23,14 @@ import torch.distributed as dist
 from iris_core.device.launch_order import Begun
 from iris_core.dispatch.config import Config
 from iris_core.dispatch.requests import COLUMNS, POINT_TO_POINT, REDUCING, name_of, nodes_of
-from iris_core.dispatch.team import ELEMENT_TYPES
+from iris_core.dispatch.team import ELEMENT_TYPES, Host
 from iris_core.errors import CollectiveTimeoutError, DeviceError, IrisError, UnsupportedError
 from iris_core.providers.baseline import Unfused
 from iris_core.providers.model import between_nodes_s, everywhere
 from iris_core.providers.parts import PARTED_IN, PARTED_OUT, Staged, dense, scratch_of, staged
-from iris_core.types import Availability, DeviceType
+from iris_core.types import Availability, CollectiveRequest, DeviceType, FusedRequest, PluginInfo
+from iris_core.world import World
 from iris_core.world.failures import name_ranks
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from iris_core.dispatch.team import Host
-    from iris_core.types import CollectiveRequest, FusedRequest, PluginInfo
-    from iris_core.world import World
 
 _BYTES_PER_S, _CALL_S = {"nccl": 2e11, "gloo": 1e9}, {"nccl": 2e-5, "gloo": 1e-3}
 NCCL_SMS = 32
@@ -150,41 +145,28 @@ def open_messages(ranks: Sequence[int] | None, backend: str, world: World) -> No
 
 @dataclass(slots=True)
 class _Plan:
-    """A prepared call.
+    """A prepared call."""
 
-    Attributes:
-        group, members: its process group, and whom it connects, by their ranks in the world.
-        watch: raises if one is lost that the call waits for.
-        far: those on other nodes, or else all others.
-        bound_s: how long the host waits.
-        on_host: whether the host carries the data, and waits: gloo's does.
-        on_gpu: whether the tensors lie on a GPU.
-        op: the operation.
-        reduction, root: of torch.distributed; the root by its number there.
-        inp, out: how tensors are passed on.
-        splits: elements for and from each member where they differ, in torch's order.
-        parts: parts go as a list: elements for and from each member, in the group's order, and which of them torch gets
-            in its order, None for nothing.
-        pending: a call whose buffers are in use.
-    """
-
-    group: Any
-    members: tuple[int, ...]
-    watch: Callable[..., None]
-    far: tuple[int, ...]
-    bound_s: float
-    on_host: bool
-    op: str
-    reduction: Any = None
-    root: int = 0
+    group: Any  # its process group
+    members: tuple[int, ...]  # whom that connects, by their ranks in the world
+    watch: Callable[..., None]  # raises if one is lost that the call waits for
+    far: tuple[int, ...]  # those on other nodes, or else all others
+    bound_s: float  # how long the host waits
+    on_host: bool  # whether the host carries the data, and waits: gloo's does
+    op: str  # the operation
+    reduction: Any = None  # torch's
+    root: int = 0  # by its number there
     is_root: bool = False
-    on_gpu: bool = False
-    inp: Staged = field(default_factory=Staged)
+    on_gpu: bool = False  # whether the tensors lie on a GPU
+    inp: Staged = field(default_factory=Staged)  # how tensors are passed on
     out: Staged = field(default_factory=Staged)
+    # elements for and from each member where they differ, in torch's order
     splits: tuple[list[int], list[int]] | None = None
+    # parts go as a list: elements for and from each member, in the group's order, and which of them torch gets in its
+    # order, None for nothing
     parts: tuple[list[int], list[int], list[int | None]] | None = None
     matrix: torch.Tensor | None = None  # of split sizes, which members compare
-    pending: Begun | None = None
+    pending: Begun | None = None  # a call whose buffers are in use
 
     def guarded(self) -> contextlib.AbstractContextManager[None]:
         """Raise what torch says as an error of Iris, or that of the rank that was lost."""
@@ -246,16 +228,11 @@ class TorchCollective:
 
     Within a node, contiguous tensors in torch's order.  Between nodes any: others are copied, and what only moves goes
     as bytes.
-
-    Args:
-        op: the operation.
-        name: the backend.
-        ranks: the numbers of the world's ranks in torch.distributed; None where they are the same.
     """
 
     op: str
     name: str
-    ranks: tuple[int, ...] | None = None
+    ranks: tuple[int, ...] | None = None  # the world's numbers in torch.distributed; None where they are the same
 
     measured_only: ClassVar = True
     always_measured: ClassVar = True

@@ -10,6 +10,7 @@ import difflib
 import functools
 import reprlib
 import threading
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from iris_core.diagnosis import Finding
@@ -40,9 +41,8 @@ from iris_core.registry.records import (
 from iris_core.types import Availability, CreateRequest, DeviceTarget, PluginKind, PluginState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from iris_core.settings import PluginSettings
+
 
 __all__ = ["PluginRecord", "Registry", "default_registry", "reset_default_registry"]
 
@@ -66,8 +66,7 @@ class Registry:
     def __init__(self, *, search_path: Sequence[str] | None = None) -> None:
         self._lock = threading.RLock()  # importing a plugin may come back here
         self._blocked: frozenset[str] = frozenset()
-        self.revision = 0
-        """Grows whenever plugins are registered, unregistered, blocked or unblocked."""
+        self.revision = 0  #: grows whenever plugins are registered, unregistered, blocked or unblocked
         self._watching: dict[str, list[PluginRecord]] | None = None  # loaded observers by hook
         self._reported: set[tuple[str, str]] = set()  # observers that have raised, with the hook
         self._records = discover(search_path)

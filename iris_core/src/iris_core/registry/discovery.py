@@ -5,7 +5,8 @@ from __future__ import annotations
 import pathlib
 import re
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import importlib_metadata
 
@@ -13,9 +14,6 @@ from iris_core.errors import FAILURES, error_text
 from iris_core.logs import logger
 from iris_core.registry.records import PluginRecord, canonical, load_error
 from iris_core.types import PluginKind
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 _KINDS = {kind.group: kind for kind in PluginKind}
 _GROUP_HEADER = re.compile(r"^\s*\[\s*(iris\.[\w.]+)\s*\]", re.MULTILINE)

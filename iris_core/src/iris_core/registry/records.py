@@ -11,11 +11,11 @@ import inspect
 import re
 import reprlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pluggy
 
-from iris_core.errors import PluginAPIVersionError, PluginLoadError
+from iris_core.errors import PluginAPIVersionError, PluginError, PluginLoadError
 from iris_core.hooks import (
     OBSERVER_HOOKS,
     OPTIONAL_PROVIDER_HOOKS,
@@ -28,43 +28,26 @@ from iris_core.logs import logger
 from iris_core.protocols import Allocator, Collective, DeviceBackend
 from iris_core.types import PLUGIN_API, Capability, DeviceType, PluginInfo, PluginKind, PluginState
 
-if TYPE_CHECKING:
-    from iris_core.errors import PluginError
-
 REGISTERED = "(registered)"
 """Distribution of plugins that a program registered itself."""
 
 
 @dataclass(eq=False, slots=True)
 class PluginRecord:
-    """One plugin and where it stands.  The registry alone changes it.
+    """One plugin and where it stands.  The registry alone changes it."""
 
-    Attributes:
-        kind: what it provides.
-        name: of its entry point, by which users choose it.
-        distribution, version: that installed it.
-        entry_point: what the entry point names ("module:object").
-        state: where it stands.
-        reason: why, if it cannot be used.
-        info: the plugin's description, once loaded; observers may have none.
-        error: what went wrong, if it is broken or incompatible.
-        plugin: the imported object.
-        manager: its own pluggy manager, once it has passed the checks.
-        reported: whether a warning has said that it is left out.
-    """
-
-    kind: PluginKind
-    name: str
-    distribution: str
-    version: str
-    entry_point: str
-    state: PluginState = PluginState.DISCOVERED
-    reason: str = ""
-    info: PluginInfo | None = None
-    error: PluginError | None = field(default=None, repr=False)
-    plugin: Any = field(default=None, repr=False)
-    manager: pluggy.PluginManager | None = field(default=None, repr=False)
-    reported: bool = field(default=False, repr=False)
+    kind: PluginKind  #: what it provides
+    name: str  #: of its entry point, by which users choose it
+    distribution: str  #: that installed it
+    version: str  #: of the distribution
+    entry_point: str  #: what the entry point names ("module:object")
+    state: PluginState = PluginState.DISCOVERED  #: where it stands
+    reason: str = ""  #: why, if it cannot be used
+    info: PluginInfo | None = None  #: the plugin's description, once loaded; observers may have none
+    error: PluginError | None = field(default=None, repr=False)  #: what went wrong, if it is broken or incompatible
+    plugin: Any = field(default=None, repr=False)  #: the imported object
+    manager: pluggy.PluginManager | None = field(default=None, repr=False)  #: its own, once it has passed the checks
+    reported: bool = field(default=False, repr=False)  #: whether a warning has said that it is left out
 
     @property
     def api(self) -> str:

@@ -7,19 +7,17 @@ reason for each one that it refused or passed over, so a substitute is never sil
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from iris_core.errors import CapabilityError, NoUsablePluginError, PluginError, SettingsError
 from iris_core.logs import logger
+from iris_core.registry import PluginRecord, Registry
 from iris_core.settings import IrisSettingsWarning, load_plugin_settings, nearest
 from iris_core.types import DeviceTarget, PluginInfo, PluginKind, PluginState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from iris_core.registry import PluginRecord, Registry
     from iris_core.settings import IrisSettings
 
 

@@ -14,14 +14,11 @@ import mmap
 import multiprocessing
 import os
 import secrets
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext, SpawnContext
 
 from iris_core.world.launch import RankProcess, RankProcesses, serve
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from multiprocessing.connection import Connection
-    from multiprocessing.context import ForkServerContext, SpawnContext
 
 _GRACE_S = 5.0  # how long the others may send what happened after the first failure
 

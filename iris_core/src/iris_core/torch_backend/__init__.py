@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+from iris_core.api import Iris
 from iris_core.errors import GroupError
 from iris_core.torch_backend.adapters import NAME, create
 from iris_core.torch_backend.options import Options
@@ -22,7 +23,6 @@ from iris_core.torch_backend.options import Options
 if TYPE_CHECKING:
     import torch
 
-    from iris_core.api import Iris
 
 __all__ = ["Options", "context_of", "explain", "register"]
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,10 +21,6 @@ from iris_core.errors import ArgumentError, UnsupportedError
 from iris_core.torch_backend.operations import METHODS, OLDER, GroupOperations
 from iris_core.torch_backend.options import IS_BACKEND, Options, uncopied
 from iris_core.torch_backend.work import PassedWork
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from datetime import timedelta
 
 NAME = "iris"
 _CUSTOM = dist.ProcessGroup.BackendType.CUSTOM

@@ -5,16 +5,12 @@ from __future__ import annotations
 import math
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import torch
 
+from iris_core.api import Iris
 from iris_core.errors import ArgumentError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from iris_core.api import Iris
 
 
 class _Buffer:

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+import torch.distributed as dist
 
+from iris_core.api import Iris
 from iris_core.device.launch_order import DeviceOrder, SideStream, on_stream
 from iris_core.errors import HeapClosedError, PeerLostError
 from iris_core.logs import logger
 from iris_core.providers.torch_distributed import guarded
 from iris_core.torch_backend.options import reduction
 from iris_core.torch_backend.work import DoneWork
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import torch.distributed as dist
-
-    from iris_core.api import Iris
 
 SUMMARY = "floats off the heap and graphs: sums, gathers and scatters, if asynchronous, or of 64 MiB but for sums: NCCL"
 _ENGINE = "NCCL of the process group"

@@ -9,7 +9,8 @@ shows both.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,9 +19,6 @@ from iris_core.api import Iris
 from iris_core.errors import ArgumentError
 from iris_core.torch_backend.operations import reduces
 from iris_core.types import ReduceOp
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 
 class Communicator:

@@ -6,24 +6,20 @@ process group of backend "iris", `set_allocate_memory_from_process_group_for_com
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
+from iris_core.api import Iris
 from iris_core.dispatch.config import Config
 from iris_core.errors import ArgumentError
 from iris_core.providers.torch_distributed import NCCL_SMS
 from iris_core.torch_backend.buffers import Buffers
 from iris_core.torch_backend.operations import as_parts
 from iris_core.torch_backend.options import reduction
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import torch
-    import torch.distributed as dist
-
-    from iris_core.api import Iris
 
 _BESIDE_PRODUCTS = Config(comm_sms=NCCL_SMS)  # which need most multiprocessors
 

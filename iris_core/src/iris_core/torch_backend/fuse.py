@@ -19,21 +19,18 @@ from __future__ import annotations
 import contextlib
 import math
 import operator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 import torch.utils.checkpoint
 from torch._C import _distributed_c10d as c10d
 from torch._inductor import custom_graph_pass
+from torch.fx import Graph
 
 from iris_core.dispatch.products import PLAIN
 from iris_core.torch_backend import _operations, library
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
-
-    from torch.fx import Graph
 
 Node = Any
 """A `torch.fx.Node`, whose arguments torch types as a union of all that there is."""

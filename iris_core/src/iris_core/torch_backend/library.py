@@ -19,22 +19,18 @@ Example:
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch._C import _distributed_c10d as c10d
 from torch.autograd import forward_ad
 
+from iris_core.api import Iris
 from iris_core.errors import ArgumentError, HeapClosedError, UnsupportedError
 from iris_core.nn.norm import norm_gradients
 from iris_core.torch_backend import _operations
-from iris_core.types import ReduceOp
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from iris_core.api import Iris
-    from iris_core.types import Group
+from iris_core.types import Group, ReduceOp
 
 _LIBRARY: Any = torch.library.Library("iris", "DEF")  # type: ignore[no-untyped-call]
 _OPS = torch.ops.iris

@@ -10,14 +10,17 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import itertools
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 from iris_core.api import Iris
+from iris_core.ccl.api import Collectives
 from iris_core.device.launch_order import SideStream, on_stream
 from iris_core.dispatch.requests import check_reducible
 from iris_core.errors import ArgumentError, UnsupportedError
@@ -27,13 +30,7 @@ from iris_core.torch_backend import carried
 from iris_core.torch_backend.buffers import Buffers
 from iris_core.torch_backend.options import Options, reduction
 from iris_core.torch_backend.work import DoneWork, SeveralWorks, StreamWork, ThreadWork, begin_event, end_event
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from datetime import timedelta
-
-    from iris_core.ccl.api import Collectives
-    from iris_core.types import ReduceOp
+from iris_core.types import ReduceOp
 
 _is_profiled: Callable[[], bool] = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
 _ALIASES = {

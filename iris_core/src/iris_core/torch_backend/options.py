@@ -21,19 +21,15 @@ _known: dict[str, Options] = {}
 
 @dataclass(frozen=True)
 class Options(_Base):  # type: ignore[misc]
-    """What `pg_options=` of `init_process_group` and `new_group` takes: arguments of the group's `Iris` contexts.
+    """What `pg_options=` of `init_process_group` and `new_group` takes: arguments of the group's `Iris` contexts."""
 
-    Args:
-        heap_size, allocator, backend: as of `Iris`.
-        devices: types of the devices that Iris serves; None for "cuda" where there are GPUs, else "cpu".
-        deterministic: as of `Iris`, asked for when the group is made.  Reductions of floats and complex numbers that go
-            to the group inside are refused then.
-    """
-
-    heap_size: int | str | None = None
-    allocator: str = "auto"
-    backend: str = "auto"
+    heap_size: int | str | None = None  #: as of `Iris`
+    allocator: str = "auto"  #: likewise
+    backend: str = "auto"  #: likewise
+    #: types of the devices that Iris serves; None for "cuda" where there are GPUs, else "cpu"
     devices: tuple[str, ...] | None = None
+    #: as of `Iris`, asked for when the group is made: reductions of floats and complex numbers that go to the group
+    #: inside are refused then
     deterministic: bool | None = None
 
     _timeout = None  # which meshes read from options; that of a group is an argument of torch's

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import functools
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from iris_core.api import Iris
+from iris_core.device.launch_order import SideStream
 from iris_core.providers.torch_distributed import watch_for_lost
-
-if TYPE_CHECKING:
-    import concurrent.futures
-    from collections.abc import Mapping, Sequence
-    from datetime import timedelta
-
-    from iris_core.api import Iris
-    from iris_core.device.launch_order import SideStream
 
 
 def begin_event(name: str, tensors: Sequence[torch.Tensor], result: Sequence[torch.Tensor]) -> Any:

@@ -32,18 +32,13 @@ def offset_of(first: np.ndarray[Any, Any], second: np.ndarray[Any, Any], resolut
 
 @dataclass(frozen=True)
 class Clock:
-    """One rank's clock between two measurements of its offset.
+    """One rank's clock between two measurements of its offset."""
 
-    Attributes:
-        ticks_per_second: of the device's constant clock, the same on all ranks.
-        begin, end: its offset when tracing was switched on, and when the events were read.
-        origin: a point of rank 0's clock, the same for all ranks, from which aligned times count: nanoseconds of
-            decades are too many for a float64.
-    """
-
-    ticks_per_second: float
-    begin: ClockOffset
-    end: ClockOffset
+    ticks_per_second: float  # of the device's constant clock, the same on all ranks
+    begin: ClockOffset  # when tracing was switched on
+    end: ClockOffset  # when the events were read
+    # a point of rank 0's clock, the same for all ranks, from which aligned times count: nanoseconds of decades are too
+    # many for a float64
     origin: int
 
     @property

@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import heapq
 import json
-from typing import TYPE_CHECKING, Any
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
+from iris_core.tracing.clocks import Clock
 from iris_core.tracing.layout import NO_DURATION
-
-if TYPE_CHECKING:
-    import pathlib
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from iris_core.tracing.clocks import Clock
 
 SCHEMA_VERSION = "1.2"
 _CU_BITS = 16
@@ -29,17 +26,13 @@ _IN_ARGS = ("pid", "pid_m", "pid_n", "target_rank", "address", "xcc_id", "cu_id"
 
 
 class Events:
-    """Events of a rank, sorted by time.
-
-    Attributes:
-        columns: by name, one value for each event (`iris_core.tracing.layout.COLUMNS`).
-        dropped: number of events that did not fit into the buffers.
-    """
+    """Events of a rank, sorted by time."""
 
     def __init__(self, columns: Mapping[str, np.ndarray[Any, Any]], dropped: int) -> None:
         order = np.argsort(columns["timestamp"], kind="stable")
+        # one value for each event, by name (`iris_core.tracing.layout.COLUMNS`)
         self.columns = {name: values[order] for name, values in columns.items()}
-        self.dropped = dropped
+        self.dropped = dropped  # number of events that did not fit into the buffers
 
     def __len__(self) -> int:
         return len(self.columns["timestamp"])

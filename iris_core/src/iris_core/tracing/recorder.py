@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import sys
 import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 
 from iris_core.errors import ArgumentError, HeapClosedError, IrisError, UnsupportedError
+from iris_core.protocols import Context, SupportsTracing
 from iris_core.tracing.clocks import Clock
 from iris_core.tracing.events import SCHEMA_VERSION, Events, event_lines, lines_of, write
 from iris_core.tracing.layout import COLUMNS, EVENT_NAMES, TraceEvent
+from iris_core.types import ClockOffset
+from iris_core.world import World
 from iris_core.world.failures import on_all_ranks
-
-if TYPE_CHECKING:
-    import os
-
-    from iris_core.protocols import Context, SupportsTracing
-    from iris_core.types import ClockOffset
-    from iris_core.world import World
 
 MAX_EVENTS = 1_000_000
 """Events that the buffers of a rank hold unless the user says otherwise: 64 MB."""

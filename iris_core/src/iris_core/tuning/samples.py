@@ -8,22 +8,19 @@ sums, and TF32, too.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
+from iris_core.api import Iris
 from iris_core.dispatch.config import Config, FusedConfig
 from iris_core.dispatch.products import FP8, GATHERING, PLAIN
 from iris_core.dispatch.products import OPS as PRODUCTS
 from iris_core.dispatch.requests import OPS, POINT_TO_POINT, REDUCING
 from iris_core.dispatch.tables import ANY_DTYPE, TF32
 from iris_core.errors import ArgumentError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from iris_core.api import Iris
 
 COLLECTIVES = tuple(op for op in OPS if op not in POINT_TO_POINT)
 """Operations that have samples; those with a root have rank 0."""

@@ -12,22 +12,19 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from iris_core.api import Iris
+from iris_core.bench import RunOptions
 from iris_core.bench.runner import opened_on_this_rank
 from iris_core.dispatch.config import FusedConfig
 from iris_core.dispatch.first_calls import label
+from iris_core.dispatch.tables import Entry
 from iris_core.errors import HeapExhaustedError
-from iris_core.tuning.samples import SPOILED
-
-if TYPE_CHECKING:
-    from iris_core.api import Iris
-    from iris_core.bench import RunOptions
-    from iris_core.dispatch.tables import Entry
-    from iris_core.tuning.samples import Point
-    from iris_core.world import World
+from iris_core.tuning.samples import SPOILED, Point
+from iris_core.world import World
 
 _USEFUL = 2.0
 """An algorithm gets an entry if its time is at most this multiple of the best one: for calls that the better ones

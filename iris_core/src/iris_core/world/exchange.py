@@ -17,13 +17,11 @@ import struct
 import threading
 import time
 from collections import defaultdict, deque
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from iris_core.errors import CollectiveTimeoutError, HeapClosedError, IrisError, PeerLostError
 from iris_core.world.failures import name_ranks
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 _HEADER = struct.Struct("<QQBHIQ")  # world, number, kind, then lengths: of the call, of the descriptors, of the payload
 _FDS_PER_MESSAGE = 200  # the kernel's limit is 253
@@ -178,11 +176,7 @@ class Exchanges:
     ) -> tuple[dict[int, Frame], list[int]]:  # fmt: skip
         """Send this rank's frame to peers; return theirs, and the ranks that were missing when the time was over.
 
-        `look` is called again and again meanwhile, to raise what happened elsewhere.
-
-        Raises:
-            PeerLostError: the process of a peer has ended, or it has closed its world.
-            HeapClosedError: this rank has closed its world, or was forked off.
+        `look` is called again and again meanwhile, to raise what happened elsewhere.  Raises like `check_peers`.
         """
         found: dict[int, Frame] = {}
         missing = list(peers)

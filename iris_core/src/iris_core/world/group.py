@@ -13,6 +13,7 @@ import pickle
 import struct
 import sys
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from iris_core.errors import (
@@ -24,19 +25,14 @@ from iris_core.errors import (
     UnsupportedError,
 )
 from iris_core.logs import logger
-from iris_core.types import Segment
+from iris_core.types import Group, Segment
 from iris_core.world import rendezvous
-from iris_core.world.exchange import Frame, close_all, limit_of_files
+from iris_core.world.exchange import Exchanges, Frame, close_all, limit_of_files
 from iris_core.world.failures import list_ranks, name_ranks, on_all_ranks
 from iris_core.world.rendezvous import VARIABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     import torch.distributed as dist
-
-    from iris_core.types import Group
-    from iris_core.world.exchange import Exchanges
 
 
 watcher: Any = None
@@ -97,14 +93,12 @@ class World:
         self.nodes: tuple[tuple[int, ...], ...] = parent.nodes if parent else nodes or (tuple(range(len(ranks))),)
         self.node = next(index for index, node in enumerate(self.nodes) if ranks[rank] in node)
         self._exchanges, self.timeout_s = exchanges, timeout_s
-        self.ranks: tuple[int, ...] = tuple(ranks)
-        """The members, by their ranks in the world that has the connections."""
+        self.ranks: tuple[int, ...] = tuple(ranks)  #: the members, by their ranks in the world that has the connections
+        #: the ranks' numbers in torch.distributed; None where the ranks do not come from there
         self.torch_ranks: tuple[int, ...] | None = None if members is None else tuple(members)
-        """The ranks' numbers in torch.distributed; None where the ranks do not come from there."""
+        #: the ranks of this world that are on this rank's node: those whose memory it can map
         self.local_members = tuple(index for index, each in enumerate(ranks) if each in self.nodes[self.node])
-        """The ranks of this world that are on this rank's node: those whose memory it can map."""
-        self.spans_nodes: bool = len(self.local_members) < len(ranks)
-        """Whether these ranks are on several nodes."""
+        self.spans_nodes: bool = len(self.local_members) < len(ranks)  #: whether these ranks are on several nodes
         self._peers = sorted({*ranks} - {ranks[rank]})
         self._root = self if parent is None else parent
         self._subworlds: dict[tuple[int, ...], World] = {}

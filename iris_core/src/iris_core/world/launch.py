@@ -12,20 +12,17 @@ import sys
 import tempfile
 import time
 import traceback
-from multiprocessing.connection import wait
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkContext, ForkServerContext, SpawnContext
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, SupportsIndex, TypeVar
+from typing import Any, Self, SupportsIndex, TypeVar
 
 from iris_core.errors import ArgumentError, CollectiveTimeoutError, IrisError, PeerLostError, UnsupportedError
 from iris_core.world.failures import name_ranks
 from iris_core.world.group import initialised_torch, launched_in
 from iris_core.world.rendezvous import Folder
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from multiprocessing.connection import Connection
-    from multiprocessing.context import ForkContext, ForkServerContext, SpawnContext
 
 R = TypeVar("R")
 _GRACE_S = 1.0  # after a failure, others may still send the cause of it
@@ -37,15 +34,11 @@ _RANK_NBYTES = 160 << 20  # what a process has for itself with torch and Triton
 
 
 class RankError(IrisError, RuntimeError):
-    """A rank raised; the message has that rank's traceback.
-
-    Attributes:
-        rank: the first rank that raised.
-    """
+    """A rank raised; the message has that rank's traceback."""
 
     def __init__(self, rank: int, text: str) -> None:
         super().__init__(f"rank {rank} raised:\n{text.rstrip()}")
-        self.rank = rank
+        self.rank = rank  #: the first rank that raised
 
 
 def run(
@@ -124,19 +117,15 @@ def check_num_ranks(num_ranks: int, name: str = "num_ranks", least: int = 1) -> 
 
 
 class RankProcesses:
-    """Processes that run jobs as ranks, kept between jobs: a job of n ranks runs on the first n.
-
-    Args:
-        start: starts the process of a rank.
-        timeout_s: bound of one job in seconds.
-        grace_s: how long the other ranks may take after the first failure.
-        pickles: send what a job calls; else the processes have it.
-    """
+    """Processes that run jobs as ranks, kept between jobs: a job of n ranks runs on the first n."""
 
     def __init__(
-        self, start: Callable[[int], RankProcess], timeout_s: float = float("inf"), grace_s: float = _GRACE_S,
-        pickles: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        start: Callable[[int], RankProcess],  # starts the process of a rank
+        timeout_s: float = float("inf"),  # bound of one job
+        grace_s: float = _GRACE_S,  # how long the other ranks may take after the first failure
+        pickles: bool = True,  # send what a job calls; else the processes have it
+    ) -> None:
         self._start, self._timeout_s, self._grace_s, self._pickles = start, timeout_s, grace_s, pickles
         self._processes: dict[int, RankProcess] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="iris-ranks-")

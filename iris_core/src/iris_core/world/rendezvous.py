@@ -27,6 +27,7 @@ import socket
 import stat
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,9 +46,8 @@ from iris_core.world.failures import name_ranks
 from iris_core.world.store_exchange import FAILED, LOOK_S, SharedStore, StoreExchanges
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     import torch.distributed as dist
+
 
 VARIABLE = "IRIS_NODES"
 
@@ -278,8 +278,8 @@ class Opening:
         self._peers = {rank: _Peer() for rank in range(self.world_size) if rank != self.rank}
         self._store = self.store  # None where no rank is on another node
         self._next_look = 0.0
+        # the ranks of each node; empty until all have said where they are
         self.nodes: tuple[tuple[int, ...], ...] = () if self.store else (tuple(range(self.world_size)),)
-        """The ranks of each node; empty until all have said where they are."""
         self._token = secrets.token_bytes(32)
         self._socket_name = f"socket.{secrets.token_hex(8)}"
         self._card = f"card.{self.name}.{self.rank}"

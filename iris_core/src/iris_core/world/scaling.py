@@ -26,20 +26,15 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Nodes of equal GPUs, each with a network card of its own.
-
-    Attributes:
-        num_nodes: number of nodes.
-        gpus: GPUs of a node.
-        node: links within a node; by default what this project measured on 2 x H200 (benchmarks/results/ccl-2.json).
-        rail: links between GPUs of the same number; by default the rate that NCCL reached on 4 nodes of 8 x H100 with
-            400 Gbit/s per GPU (github.com/NVIDIA/nccl-tests/issues/309: 365.84 GB/s over 8 cards), and the latency of a
-            step over the network in NCCL's own model (tuning.cc, protocol LL of a tree).
-    """
+    """Nodes of equal GPUs, each with a network card of its own."""
 
     num_nodes: int
-    gpus: int = 8
+    gpus: int = 8  # of a node
+    # links within a node; by default what this project measured on 2 x H200 (benchmarks/results/ccl-2.json)
     node: Level = field(default=Level(2e-6, 3.4e11))
+    # links between GPUs of the same number; by default the rate that NCCL reached on 4 nodes of 8 x H100, 400 Gbit/s
+    # per GPU (github.com/NVIDIA/nccl-tests/issues/309: 365.84 GB/s over 8 cards), and the latency of a step over the
+    # network in NCCL's own model (tuning.cc, protocol LL of a tree)
     rail: Level = field(default=Level(5e-6, 365.84e9 / 8))
 
     def seconds(self, op: str, nbytes: float, *, flat: bool = False) -> float:

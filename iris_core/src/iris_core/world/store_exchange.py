@@ -13,16 +13,12 @@ import struct
 import threading
 import time
 from collections import defaultdict, deque
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from iris_core.errors import PeerLostError
 from iris_core.logs import logger
-from iris_core.world.exchange import Exchanges, Frame, close_all
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from iris_core.world.exchange import Link
+from iris_core.world.exchange import Exchanges, Frame, Link, close_all
 
 _HEADER = struct.Struct("<BHI")  # kind, then the length of the call and the number of descriptors
 _COUNT = struct.Struct("<I")

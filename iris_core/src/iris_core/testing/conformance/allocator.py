@@ -6,7 +6,8 @@ import contextlib
 import functools
 import gc
 import os
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -16,12 +17,9 @@ from iris_core.testing.conformance import oracle, plugin_jobs
 from iris_core.testing.conformance.plugin import PluginConformance, RankPool, Registered, needs, no_problems
 from iris_core.types import Capability, DeviceTarget, PluginInfo, PluginKind, Segment
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    Open = Callable[..., Any]
-    Read = Callable[[int, int], bytes]
-    Write = Callable[[int, bytes], None]
+Open = Callable[..., Any]
+Read = Callable[[int, int], bytes]
+Write = Callable[[int, bytes], None]
 
 _PAGE = 4096
 _nothing = lambda: None  # a callback
@@ -32,18 +30,15 @@ class AllocatorConformance(PluginConformance):
 
     The plugin creates them with default settings, unless a fixture `make_allocator` does, a function (nbytes, rank=0,
     world_size=1).
-
-    Attributes:
-        heap_nbytes: size of the heaps that are tested; room for several granules makes the tests stronger.
-        same_process_peers: whether a second allocator of the same process can map the first one's memory (IPC handles
-            of some drivers cannot); if not, the tests between processes remain.
-        num_cycles: how often an allocator is opened and closed when looking for leaks.
     """
 
     kind = PluginKind.ALLOCATOR
+    #: size of the heaps that are tested; room for several granules makes the tests stronger
     heap_nbytes: ClassVar[int] = 8 << 20
+    #: whether a second allocator of the same process can map the first one's memory (IPC handles of some drivers
+    #: cannot); if not, the tests between processes remain
     same_process_peers: ClassVar[bool] = True
-    num_cycles: ClassVar[int] = 100
+    num_cycles: ClassVar[int] = 100  #: how often an allocator is opened and closed when looking for leaks
 
     @pytest.fixture(autouse=True)
     def _quick_collection(self) -> Iterator[None]:

@@ -6,7 +6,8 @@ import ctypes
 import dataclasses
 import mmap
 import re
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -15,9 +16,6 @@ from iris_core.testing.conformance import plugin_jobs
 from iris_core.testing.conformance.plugin import PluginConformance, Registered, needs, parameter_problems
 from iris_core.testing.conformance.stack_jobs import OPERATIONS
 from iris_core.types import Block, CompileCase, ContextSpec, DeviceTarget, DeviceType, PluginInfo, PluginKind
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 _MOVE = "mask other load_cache_modifier store_cache_modifier hint"
 
@@ -90,13 +88,10 @@ class BackendConformance(PluginConformance):
     The tests that compile ask the backend itself (`iris_core.protocols.SupportsCompileOnly`), or a fixture `compile`, a
     function (case, target) like its `compile_only`; without either they are skipped.  Kernels run in
     `StackConformance`.
-
-    Attributes:
-        case_step: 1 to compile all of `compile_cases()`, n for every n-th one.
     """
 
     kind = PluginKind.BACKEND
-    case_step: ClassVar[int] = 1
+    case_step: ClassVar[int] = 1  #: 1 to compile all of `compile_cases()`, n for every n-th one
 
     @pytest.fixture
     def backend(self, created: Any) -> Iterator[Any]:

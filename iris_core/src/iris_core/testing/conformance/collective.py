@@ -6,7 +6,8 @@ import dataclasses
 import functools
 import itertools
 import math
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterator
+from typing import Any, ClassVar
 
 import pytest
 
@@ -20,27 +21,18 @@ from iris_core.testing.conformance.plugin import PluginConformance, RankPool, ne
 from iris_core.types import Availability, CollectiveRequest, DeviceTarget, DeviceType, PluginInfo, PluginKind
 from iris_core.world.launch import RankError
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 _ALL_CASES_S = 300.0  # a kernel may have to be compiled for each
 _GROUP_SIZES = (1, 2, 3, 8)
 _NUM_BYTES = tuple(4**exponent for exponent in range(3, 15))
 
 
 class CollectiveConformance(PluginConformance):
-    """Tests of a collective, which make every call that its `supports` accepts.
-
-    Attributes:
-        allocator: name of the allocator, as for `Iris(allocator=...)`.
-        backend: name of the backend.
-        accumulates_in_float32: half-precision numbers are added up in single precision, as they should; False allows
-            a rounding at each step.
-    """
+    """Tests of a collective, which make every call that its `supports` accepts."""
 
     kind = PluginKind.COLLECTIVE
-    allocator: ClassVar[str] = "auto"
-    backend: ClassVar[str] = "auto"
+    allocator: ClassVar[str] = "auto"  #: name of the allocator, as for `Iris(allocator=...)`
+    backend: ClassVar[str] = "auto"  #: name of the backend
+    #: half-precision numbers are added up in single precision, as they should; False allows a rounding at each step
     accumulates_in_float32: ClassVar[bool] = True
 
     @pytest.fixture

@@ -15,8 +15,9 @@ import operator
 import os
 import pathlib
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -24,12 +25,8 @@ from iris_core.dispatch import requests
 from iris_core.dispatch.requests import ALL_HAVE_INPUT, ALL_HAVE_OUTPUT, ALL_IN_PLACE, BITWISE_OPS, REDUCING, ROOTED
 from iris_core.providers.parts import PARTED_IN, PARTED_OUT, dense, part_of
 from iris_core.testing.conformance.plugin_jobs import create, installed
+from iris_core.testing.conformance.stack_jobs import Setup
 from iris_core.types import REDUCIBLE, CollectiveRequest, DeviceTarget, PluginKind, ReduceOp
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from iris_core.testing.conformance.stack_jobs import Setup
 
 OPS = tuple(op for op in requests.OPS if op not in requests.POINT_TO_POINT)
 REPLICATED = ("all_reduce", "all_gather", "broadcast")  # every rank gets the same

@@ -9,7 +9,8 @@ import inspect
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, cast
 
 import pytest
 import torch
@@ -24,9 +25,6 @@ from iris_core.testing.conformance import plugin_jobs
 from iris_core.testing.pool import RankPool as RankPool
 from iris_core.types import Capability, DeviceTarget, DeviceType, PluginInfo, PluginKind
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
 Registered = tuple[Registry, PluginRecord]
 _PROMISED = {f"Supports{each.title().replace('-', '')}": each for each in Capability}
 """Capabilities by the protocol of allocators that have them, such as `SupportsImportTensor`."""
@@ -40,13 +38,9 @@ sys.exit(", ".join({"torch", "triton"} & (set(sys.modules) - before)) or 0)
 
 
 class OnRanks:
-    """Base of the suites that run jobs on ranks: on the CPU, on one GPU, on several.
+    """Base of the suites that run jobs on ranks: on the CPU, on one GPU, on several."""
 
-    Attributes:
-        num_ranks: ranks of the CPU tier, and the most GPUs of the last tier.
-    """
-
-    num_ranks: ClassVar[int] = 3
+    num_ranks: ClassVar[int] = 3  #: ranks of the CPU tier, and the most GPUs of the last tier
     gpus_of_tier: ClassVar[Mapping[str, int]] = {"host": 0, "gpu": 1, "gpus": 2}
     """GPUs that each tier needs at least; Iris's own suite reads it (`tests/support/gpu_tiers.py`)."""
 
@@ -70,14 +64,10 @@ class PluginConformance(OnRanks):
     """Tests of every provider plugin; the suites of allocators and backends contain it.
 
     A subclass gives the plugin's name, or the fixture `plugin`: the object that the entry point names.
-
-    Attributes:
-        kind: what the plugin provides.
-        name: name of its entry point.
     """
 
-    kind: ClassVar[PluginKind]
-    name: ClassVar[str]
+    kind: ClassVar[PluginKind]  #: what the plugin provides
+    name: ClassVar[str]  #: name of its entry point
 
     @pytest.fixture
     def plugin(self) -> Any:

@@ -7,21 +7,16 @@ import functools
 import gc
 import json
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from iris_core.device.targets import device_targets
 from iris_core.heap.heap import SymmetricHeap
-from iris_core.registry import Registry
+from iris_core.registry import PluginRecord, Registry
 from iris_core.testing.conformance import oracle
-from iris_core.types import CreateRequest, DeviceTarget, PluginKind
+from iris_core.types import CreateRequest, DeviceTarget, PluginKind, Segment
 from iris_core.world import connect
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from iris_core.registry import PluginRecord
-    from iris_core.types import Segment
 
 
 def installed(kind: PluginKind, name: str) -> tuple[Registry, PluginRecord]:

@@ -17,19 +17,13 @@ _CALLS_S = 120.0  # for all device functions, where no wait reaches its bound; o
 
 
 class StackConformance(OnRanks):
-    """Tests of an allocator and a backend together.
+    """Tests of an allocator and a backend together."""
 
-    Attributes:
-        allocator: name of the allocator, as for `Iris(allocator=...)`.
-        backend: name of the backend.
-        programs: module of programs, which docs/conformance_kit.md describes.
-        timeout_s: bound of the waits in kernels.
-    """
-
-    allocator: ClassVar[str]
-    backend: ClassVar[str]
+    allocator: ClassVar[str]  #: name of the allocator, as for `Iris(allocator=...)`
+    backend: ClassVar[str]  #: name of the backend
+    #: module of programs, which docs/conformance_kit.md describes
     programs: ClassVar[str] = "iris_triton.testing.kit_programs"
-    timeout_s: ClassVar[float] = 20.0
+    timeout_s: ClassVar[float] = 20.0  #: bound of the waits in kernels
 
     @pytest.fixture(params=["host", "gpu", "gpus"])
     def world(self, request: pytest.FixtureRequest) -> stack_jobs.Setup:

@@ -13,16 +13,14 @@ import operator
 import time
 import traceback
 from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from iris_core.errors import DeviceTimeoutError
 from iris_core.testing.conformance import oracle
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 _LATE_S = 0.05  # how long one rank lets the others wait, in many turns
 
