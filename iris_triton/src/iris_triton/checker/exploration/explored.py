@@ -19,7 +19,7 @@ from iris_triton.interpreter.memory import accesses
 from iris_triton.interpreter.state import current
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from iris_core.world import World
     from iris_triton.checker.exploration.turns import Turns
@@ -35,13 +35,6 @@ class Explorer(Accesses):
         self.turns, self._tables, self._world = turns, tables, world
         self.memory: WeakMemory = memory  # None in `orders`
         self._host = Host(tables, world)
-        self.gpu_of: Sequence[int] = ()  # of each program of a launch, where they stand for ranks (litmus tests)
-
-    def begin_again(self, seed: Any, gpu_of: Sequence[int] = ()) -> None:
-        """Go on with another seed, where no kernel runs, in a world of one rank."""
-        self.turns.restart(seed)
-        self.memory.choose_rates()
-        self.gpu_of = gpu_of
 
     def scheduler(self, launch: Any, run: Callable[..., None], timeout_s: float) -> Scheduler:
         """Return the scheduler of a launch."""
@@ -53,7 +46,7 @@ class Explorer(Accesses):
     def _scheduler(self, launch: Any, run: Callable[..., None], timeout_s: float) -> Scheduler:
         if self._world.world_size == 1:
             self.memory.forget()
-        threads = LaunchThreads(self._tables, self._world.rank, self._host, launch.grid, gpu_of=self.gpu_of)
+        threads = LaunchThreads(self._tables, self._world.rank, self._host, launch.grid)
         return SeededScheduler(self.memory, threads, launch, run, timeout_s)
 
     def before_exchange(self, world: World) -> Any:

@@ -34,7 +34,7 @@ from iris_triton.interpreter.scheduler import Cancelled, Program, Scheduler
 from iris_triton.interpreter.state import ProgramInfo, current
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from iris_core.world import World
     from iris_triton.checker.places import Heaps
@@ -79,12 +79,6 @@ class Orders(Explorer):
         super().__init__(turns, None, tables, world, watcher)
         self._heaps, self._journal, self._able = heaps, arrays["journal"], arrays["able"]
         self._start(order)
-
-    def begin_again(self, seed: str, gpu_of: Sequence[int] = ()) -> None:
-        """Go on with another order, where no kernel runs, in a world of one rank."""
-        self.turns.restart(0)
-        self.turns.control[[ROWS, POSITION]] = 0
-        self._start(seed)
 
     def _start(self, order: str) -> None:
         choices, _, asleep = order.removeprefix(NAME).partition("~")

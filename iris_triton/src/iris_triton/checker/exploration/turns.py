@@ -76,11 +76,6 @@ class Turns:
             fds = [row[0].fd for row in world.exchange_segments([mine])]
             self._bells = [fd for fd in fds if fd is not None]
 
-    def restart(self, seed: int) -> None:
-        """Begin with another seed."""
-        self.seed = seed
-        self.control[DRAWN : LOWEST + 1] = 0
-
     # -- what the seed decides -----------------------------------------------------------------------------------------
     def draw(self, below: int) -> int:
         """Return a number from 0 to `below` - 1: the next one of the seed's row."""

@@ -23,7 +23,7 @@ from iris_triton.checker.shared import CLOCKS, Tables
 from iris_triton.checker.strands import LaunchStrands, Strand, joined
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from iris_triton.checker.places import Heaps
 
@@ -74,16 +74,12 @@ class Thread:
 class LaunchThreads(LaunchStrands):
     """The strands of one launch, with their threads."""
 
-    def __init__(self, *args: Any, gpu_of: Sequence[int] = ()) -> None:
-        super().__init__(*args)
-        self._gpu_of = gpu_of
-
     def begin(self, pid: tuple[int, int, int]) -> None:
         """Begin a program, or a partition of one."""
         super().begin(pid)
         strand = self.strands[pid]
         if strand.thread is None:
-            strand.thread = Thread(strand, self._gpu_of[strand.program] if self._gpu_of else self._rank)
+            strand.thread = Thread(strand, self._rank)
 
 
 class WeakMemory:
