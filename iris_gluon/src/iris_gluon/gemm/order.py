@@ -65,7 +65,6 @@ class OwnersInTurn:
 
     @gluon.jit
     def place(self, tile):
-        """Return row and column of a tile, counted in tiles."""
         per_owner = self.tiles_each * self.tiles_n
         whole = per_owner // self.chunk * self.chunk  # the rest after whole chunks goes owner by owner
         in_chunks = tile < whole * self.size
@@ -107,7 +106,6 @@ class ShardsInTurn:
 
     @gluon.jit
     def place(self, tile):
-        """Return row and column of a tile, counted in tiles."""
         per_shard = self.tiles_each * self.tiles_n
         row, column = RowGroups(self.tiles_each, self.tiles_n, self.group).place(tile % per_shard)
         return (self.me + tile // per_shard) % self.size * self.tiles_each + row, column

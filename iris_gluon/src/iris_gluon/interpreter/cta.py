@@ -36,7 +36,6 @@ class Clock:
         self.fenced: dict[Any, int] = {}
 
     def join(self, other: Self) -> None:
-        """Merge another clock into this one."""
         _raise(self.seen, other.seen)
         _raise(self.fenced, other.fenced)
 
@@ -116,7 +115,6 @@ class Partition(Program):
         self.clock.seen[self] += 1
 
     def fence(self) -> None:
-        """fence_async_shared."""
         self.clock.fence()
         self.tick()
 

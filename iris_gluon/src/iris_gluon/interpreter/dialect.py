@@ -36,7 +36,6 @@ class GluonDialect(Dialect):
         self._handlers[product] = functools.partial(_checked_product, self._make_handler(product))
 
     def argument(self, value: Any, convert: Callable[[Any], Any]) -> Any:
-        """Tensor descriptors made on the host."""
         if isinstance(value, _triton.TensorDescriptor):
             raise TypeError(
                 "a Gluon kernel takes triton.experimental.gluon.nvidia.hopper.TensorDescriptor, which has a layout, "

@@ -84,7 +84,6 @@ class Views:
         return address | len(self._views) << _BIT
 
     def untag(self, addresses: Any) -> Any:
-        """Return addresses without numbers."""
         return addresses & _ADDRESS
 
     def enter(self, addresses: Any, mask: Any, nbytes: int, access: str) -> Any:

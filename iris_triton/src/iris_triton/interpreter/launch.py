@@ -261,7 +261,6 @@ class _Arguments:
         self.views = None if accesses.watcher is None else accesses.watcher.views()
 
     def convert(self, parameter: Any, value: Any) -> Any:
-        """Convert the argument of one parameter."""
         is_fixed = parameter.do_not_specialize or parameter.annotation_type  # stays a variable, also if it is 1
         if parameter.is_constexpr or (not is_fixed and _is_one(value)):
             return unwrap(value)

@@ -37,7 +37,6 @@ class Explorer(Accesses):
         self._host = Host(tables, world)
 
     def scheduler(self, launch: Any, run: Callable[..., None], timeout_s: float) -> Scheduler:
-        """Return the scheduler of a launch."""
         self.turns.ensure()
         if launch.watch is None:  # no `Watcher` keeps which device function each program is in
             launch.watch = SimpleNamespace(strands=defaultdict(lambda: SimpleNamespace(operation=None)))

@@ -102,7 +102,6 @@ class Orders(Explorer):
         self.turns.control[ROWS] = at + 1
 
     def rows(self) -> Any:
-        """Return the journal."""
         return self._journal[: int(self.turns.control[ROWS])].tolist()
 
     def as_json(self) -> str:
@@ -123,7 +122,6 @@ class Orders(Explorer):
         self._add(KNOWS, name, self._host_name())
 
     def end(self, program: Program) -> None:
-        """End it."""
         self.turns.ensure()
         self.turns.moved()
         self._vain.pop(program, None)
@@ -201,7 +199,6 @@ class Orders(Explorer):
             self._pending.pop(program, None)
 
     def _say(self, own: OrderedScheduler) -> None:
-        """Let all ranks know which programs of this one can go on."""
         turns = self.turns
         states = [(self._names[each], can()) for each, can in self._pending.items() if each.scheduler is own]
         if len(states) > MAX_PROGRAMS:

@@ -248,6 +248,5 @@ class SeededScheduler(Scheduler):
         return self._priorities.setdefault(candidate, self._initial[candidate.pid])
 
     def _lower(self, program: Program) -> None:
-        """Let a program go after all others."""
         self._turns.control[LOWEST] -= 1
         self._priorities[program] = int(self._turns.control[LOWEST])

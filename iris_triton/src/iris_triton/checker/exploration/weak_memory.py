@@ -75,7 +75,6 @@ class LaunchThreads(LaunchStrands):
     """The strands of one launch, with their threads."""
 
     def begin(self, pid: tuple[int, int, int]) -> None:
-        """Begin a program, or a partition of one."""
         super().begin(pid)
         strand = self.strands[pid]
         if strand.thread is None:
@@ -106,7 +105,6 @@ class WeakMemory:
         self._tables.counters[CLOCKS] = 0
 
     def keys(self, addresses: Any) -> Any:
-        """As `Heaps.keys`, of this rank."""
         return self._heaps.keys(addresses, self.turns.rank)
 
     # -- the buffer ----------------------------------------------------------------------------------------------------

@@ -134,7 +134,6 @@ class Side:
         return side
 
     def wait(self) -> None:
-        """Make the second stream wait for earlier work of the main stream."""
         if self.second is not None:
             self.second.follow()
 
@@ -144,6 +143,5 @@ class Side:
         self.barrier(self.stream)
 
     def join(self) -> None:
-        """Make the main stream wait for the second stream."""
         if self.second is not None:
             self.second.join()

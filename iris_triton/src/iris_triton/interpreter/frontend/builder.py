@@ -52,7 +52,6 @@ class CpuBuilder(ElementwiseOps, _compat.InterpreterBuilder):  # type: ignore[mi
         raise AttributeError(name)
 
     def get_block_ty(self, dtype: Any, shape: Sequence[int]) -> Any:
-        """Return a block type, the same object every time."""
         return values.block_type(dtype, tuple(shape))
 
     def create_get_program_id(self, axis: int) -> Any:

@@ -80,7 +80,6 @@ class Dialect(Operators):
         return _from_numpy(entry(program_info(), *map(_to_numpy, args), **named), self.block_type)
 
     def block_type(self, scalar: Any, shape: tuple[int, ...]) -> Any:
-        """Return the type of a block that a CPU entry returns."""
         return block_type(scalar, shape)
 
     def argument(self, value: Any, convert: Callable[[Any], Any]) -> Any:
@@ -96,7 +95,6 @@ class Dialect(Operators):
         )
 
     def run_program(self, body: Callable[..., Any], arguments: dict[str, Any]) -> None:
-        """Run one program of a launch."""
         body(**arguments)
 
     def call_JitFunction(self, function: Any, args: Any, kwargs: dict[str, Any], caller_context: Any = None) -> Any:
@@ -104,7 +102,6 @@ class Dialect(Operators):
         return self.prepare(function)(*args, **kwargs)
 
     def call(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Call anything that a kernel can call."""
         kind = function.__class__
         if kind is _compat.JITFunction:
             return self.prepare(function)(*args, **kwargs)
@@ -146,7 +143,6 @@ class Dialect(Operators):
         return functools.partial(_call_python, function)
 
     def _fill_handlers(self) -> None:
-        """Functions that the compiler treats specially."""
         handlers = self._handlers
         core = _compat.core
         handlers[builtins.range] = handlers[core.range] = self._range
@@ -197,7 +193,6 @@ class Dialect(Operators):
             raise
 
     def attribute(self, value: Any, name: str) -> Any:
-        """`value.name`."""
         if isinstance(value, tl.constexpr) and name not in ("value", "type"):
             value = value.value
         if name == "value" and not hasattr(value, "value"):

@@ -275,7 +275,6 @@ class Operators:
 
     # -- frequent builtins; NotImplemented where the builtin itself has to decide --------------------------------------
     def quick_program_id(self, axis: Any) -> Any:
-        """tl.program_id of a valid axis."""
         axis = unwrap(axis)
         if axis not in (0, 1, 2):
             return NotImplemented
