@@ -24,7 +24,7 @@ from unittest import mock
 import torch
 
 from iris_core.world import group
-from iris_triton.checker.exploration import weak_memory
+from iris_triton.checker.exploration import seeded
 from iris_triton.checker.exploration.orders import POSITION, ROWS
 from iris_triton.checker.exploration.turns import DRAWN, LOWEST
 
@@ -147,8 +147,8 @@ class Runner:
         values = [program.test.initial.get(word, 0) for word in program.words]
         self._words[: len(values)] = torch.tensor(values, dtype=torch.int32)
         self._begin_again(seed)
-        thread = functools.partial(_thread, weak_memory.Thread, program.test.gpus)
-        with mock.patch.object(weak_memory, "Thread", thread):
+        thread = functools.partial(_thread, seeded.Thread, program.test.gpus)
+        with mock.patch.object(seeded, "Thread", thread):
             program.kernel[(len(program.test.threads),)](self._words, self._out)
         seen = self._out[: len(program.expected)].tolist()
         return seen, dict(zip(program.words, self._words.tolist(), strict=False))

@@ -50,7 +50,6 @@ class Accesses:
         self._watcher = checker if checker is not None and checker.follows_accesses else None
 
     def replacements(self) -> tuple[tuple[Any, str, Any], ...]:
-        """Return what stands for which functions of the executor."""
         names = "untag", "plain", "load", "store", "rmw", "cas"
         return (
             *((accesses, name, getattr(self, name)) for name in names),
@@ -140,7 +139,6 @@ class Accesses:
         return fence
 
     def fence(self, assembly: str) -> None:
-        """Record a fence."""
         if self._watcher is not None:
             self._watcher.fence(assembly)
 

@@ -17,7 +17,7 @@ import numpy as np
 from iris_triton import _compat
 from iris_triton.checker import changes, histories, reports
 from iris_triton.checker.changes import ADD, CTA, GPU, MAX_WORDS, PLAIN, RMW, SET, SYS, Reader, Wait, Words
-from iris_triton.checker.given_views import View, Views
+from iris_triton.checker.given_views import View, Views, watched
 from iris_triton.checker.places import Heaps, Place, extent_of, place_of, range_of
 from iris_triton.checker.shared import ALLOCATIONS, FAILED, GRANULE, WIDE, Side, Tables
 from iris_triton.checker.sites import Sites, Undefined
@@ -83,7 +83,7 @@ class Watcher:
 
     def dialect(self, dialect: Any) -> Any:
         """Return the dialect that a kernel runs by while it is checked."""
-        return dialect.watched if "bounds" in self._checks else dialect
+        return dialect.with_operators(watched) if "bounds" in self._checks else dialect
 
     def launch(self, state: Any, arguments: dict[str, Any]) -> LaunchStrands | None:
         if not self.follows_accesses:

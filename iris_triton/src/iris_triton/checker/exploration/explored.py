@@ -11,9 +11,8 @@ import numpy as np
 from iris_triton import _compat
 from iris_triton.checker.changes import MAX_WORDS, SYS
 from iris_triton.checker.exploration.seeded import SeededScheduler
-from iris_triton.checker.exploration.weak_memory import LaunchThreads, Thread, WeakMemory
 from iris_triton.checker.replacements import Accesses
-from iris_triton.checker.strands import Host
+from iris_triton.checker.strands import Host, LaunchStrands
 from iris_triton.checker.watcher import NEUTRAL, Watcher, acquires, fence_scope, reach_of, releases
 from iris_triton.interpreter.memory import accesses
 from iris_triton.interpreter.state import current
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 
     from iris_core.world import World
     from iris_triton.checker.exploration.turns import Turns
+    from iris_triton.checker.exploration.weak_memory import Thread, WeakMemory
     from iris_triton.checker.shared import Tables
     from iris_triton.interpreter.scheduler import Scheduler
 
@@ -45,11 +45,10 @@ class Explorer(Accesses):
     def _scheduler(self, launch: Any, run: Callable[..., None], timeout_s: float) -> Scheduler:
         if self._world.world_size == 1:
             self.memory.forget()
-        threads = LaunchThreads(self._tables, self._world.rank, self._host, launch.grid)
+        threads = LaunchStrands(self._tables, self._world.rank, self._host, launch.grid)
         return SeededScheduler(self.memory, threads, launch, run, timeout_s)
 
     def before_exchange(self, world: World) -> Any:
-        """Begin an exchange of ranks, before anything is sent."""
         watched = None if self._watcher is None else self._watcher.before_exchange(world)
         if world.shares_connections(self._world):
             self.turns.ensure()
@@ -62,7 +61,6 @@ class Explorer(Accesses):
         return watched, begun
 
     def after_exchange(self, begun: Any) -> None:
-        """End an exchange, when all ranks have come, with what `before_exchange` has returned."""
         if begun is None:
             return
         watched, own = begun

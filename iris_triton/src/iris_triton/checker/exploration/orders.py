@@ -112,7 +112,6 @@ class Orders(Explorer):
         return (self.turns.rank + 1) << 44
 
     def begin(self, program: Program, grid: tuple[int, int, int]) -> None:
-        """Begin a program, or a part of one."""
         self.turns.ensure()
         name = self._host_name() + (self._launches << 24) + (ProgramInfo(program.pid, grid).linear_id << 4)
         while name in self._names.values():

@@ -94,7 +94,6 @@ class Turns:
         return int(self.control[STEPS])
 
     def clock(self) -> int:
-        """Nanoseconds, as kernels see them."""
         return int(self.control[CLOCK_NS])
 
     def pass_time(self, ns: int) -> int:
@@ -199,7 +198,6 @@ class Turns:
             self._pass_to_any()
 
     def leave(self) -> None:
-        """Take part no more; others go on."""
         with self._lock:
             self.ranks[self.rank, STATE] = LEFT
             self.control[MOVES] += 1

@@ -71,16 +71,6 @@ class Thread:
         self.is_late = False  # whether the last load may see something else when it is repeated
 
 
-class LaunchThreads(LaunchStrands):
-    """The strands of one launch, with their threads."""
-
-    def begin(self, pid: tuple[int, int, int]) -> None:
-        super().begin(pid)
-        strand = self.strands[pid]
-        if strand.thread is None:
-            strand.thread = Thread(strand, self._rank)
-
-
 class WeakMemory:
     """The buffers, the log, and what the seed makes of them; `arrays` are "log", "arena" and "fences", shared."""
 
@@ -140,7 +130,7 @@ class WeakMemory:
         del thread.buffer[number]
         self._write(thread, chosen)
 
-    def let_some_out(self, launch: LaunchThreads) -> None:
+    def let_some_out(self, launch: LaunchStrands) -> None:
         """Let a store of a thread leave its buffer, if the seed wants that."""
         if self._drained and self.turns.draw(16) < self._drained:
             full = [strand.thread for strand in launch.strands.values() if strand.thread.buffer]

@@ -18,7 +18,6 @@ import triton.language as tl
 from iris_core.errors import UnsupportedError
 from iris_triton import _compat
 from iris_triton.interpreter.entries import AROUND, ENTRY, PREPARED
-from iris_triton.interpreter.frontend import offsets
 from iris_triton.interpreter.frontend.builder import CpuBuilder
 from iris_triton.interpreter.frontend.elementwise import as_float
 from iris_triton.interpreter.frontend.operators import Operators, truth, unwrap
@@ -53,10 +52,10 @@ class Dialect(Operators):
             "slice": lambda *parts: builtins.slice(*(unwrap(part) for part in parts)),
         }
 
-    @functools.cached_property
-    def watched(self) -> Self:
-        """The same language, which knows offsets that have wrapped; for kernels that are checked for bounds."""
-        return type(self)(self.semantic, offsets.watched)
+    @functools.cache  # noqa: B019 - one instance for each language, never freed
+    def with_operators(self, around: Callable[[str, Callable[..., Any]], Callable[..., Any]]) -> Self:
+        """Return the same language with what `around` makes of its operators; the same object every time."""
+        return type(self)(self.semantic, around)
 
     def prepare(self, function: Any) -> Callable[..., Any]:
         """Return what runs a jitted function: its CPU entry, or its rewritten source."""
