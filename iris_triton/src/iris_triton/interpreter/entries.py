@@ -96,4 +96,7 @@ def dialect_of(function: Any) -> Any:
             f"kernel {function.__name__!r} is written in {language.capitalize()}, which nothing that is loaded runs on "
             f"the CPU: install iris-{language} and import iris_{language}.interpreter"
         )
-    return pkgutil.resolve_name(FACTORIES[language])()
+    return _factory(FACTORIES[language])()
+
+
+_factory = functools.cache(pkgutil.resolve_name)

@@ -158,7 +158,7 @@ class Dialect(Operators):
             handlers[kind] = functools.partial(_constant_of, kind)
         handlers[builtins.getattr] = self._getattr
         handlers[builtins.isinstance] = lambda value, kinds: isinstance(unwrap(value), kinds)
-        for builtin in (core.program_id, core.cast, core.load, core.store):
+        for builtin in (core.cast, core.load, core.store):
             quick = getattr(self, f"quick_{builtin.__name__}")
             handlers[builtin] = functools.partial(_first, quick, self._make_handler(builtin))
         handlers[tl.tensor.to] = handlers[core.cast]
