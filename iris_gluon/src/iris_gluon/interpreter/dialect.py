@@ -18,8 +18,8 @@ from iris_triton.interpreter.frontend.calls import Dialect
 from iris_triton.interpreter.state import current
 
 _FORWARDED = (  # builtins of Triton's that the executor treats specially and that Gluon wraps in objects of its own
-    "static_assert", "static_print", "map_elementwise", "multiple_of", "max_contiguous", "max_constancy", "cast", "load",
-    "store",
+    "static_assert", "static_print", "map_elementwise", "multiple_of", "max_contiguous", "max_constancy", "cast",
+    "load", "store",
 )  # fmt: skip
 
 
