@@ -48,6 +48,9 @@ class Handle:
     def clone(self) -> "Handle":
         return Handle(self.data.copy(), self.dtype)
 
+    def set_attr(self, key: str, value: Any) -> None:
+        """Hints to the compiler have no effect."""
+
 
 def numpy_dtype(ir_type: Any) -> np.dtype[Any]:
     """Numpy type in which values of an IR type (scalar, block or pointer) are kept."""
