@@ -84,14 +84,9 @@ class OwnersInTurn:
 class ShardsInTurn:
     """Rows of one member after the other, beginning with this rank's; peers' rows after they have been copied.
 
-    Attributes:
-        tiles_each: rows of tiles of a member (int32).
-        tiles_n: columns of tiles (int32).
-        me: this member (int32).
+    Attributes (beside those of `OwnersInTurn`):
         flags: pointer to int32, one for each member, 1 when its rows are there.
         timeout_ns, status, rank: bound of the waits, and where they report.
-        group: row tiles of a group (constexpr).
-        size: number of members (constexpr).
     """
 
     tiles_each: gl.tensor

@@ -23,7 +23,7 @@ from iris_gluon.interpreter.errors import RaceError
 from iris_triton.interpreter.errors import DeadlockError
 from iris_triton.interpreter.memory.regions import running_ranks
 from iris_triton.interpreter.scheduler import Program
-from iris_triton.interpreter.state import Line, current, here
+from iris_triton.interpreter.state import Line, ProgramInfo, current, here
 
 
 class Clock:
@@ -236,8 +236,8 @@ def running_partition() -> Partition:
     return current.program  # type: ignore[return-value]
 
 
-def complete_stores() -> None:
-    """For CPU entries: wait until the TMA stores of the running partition are in global memory.
+def complete_stores(program: ProgramInfo) -> None:
+    """Wait until the TMA stores of the running partition are in global memory; CPU entry.
 
     Equivalent to `cp.async.bulk.wait_group 0` on a GPU.  tma.store_wait is weaker: unless its argument says otherwise
     (Triton 3.8 and newer), it waits until shared memory has been read, and the data may arrive as late as program end.
