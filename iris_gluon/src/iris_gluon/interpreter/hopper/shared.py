@@ -181,9 +181,9 @@ class View:
         for earlier in accesses:
             if not (write or earlier.write) or not self.overlaps(earlier.view):
                 continue
-            if seen.get(earlier.agent, 0) < earlier.time:
+            if seen[earlier.agent] < earlier.time:
                 raise self._unordered(earlier, partition, what, write, line)
-            if not generic and earlier.generic and fenced.get(earlier.agent, 0) < earlier.time:
+            if not generic and earlier.generic and fenced[earlier.agent] < earlier.time:
                 raise RaceError(
                     f"{line}: {what} of {self.name!r} goes through the async proxy, which is not ordered with the "
                     f"{earlier.what} in {earlier.line}: call fence_async_shared() after that, before the partitions "
