@@ -95,9 +95,8 @@ class Watcher:
 
     @staticmethod
     def strand() -> Strand | None:
-        """Return the strand of the running program; None in a launch that began before the checker."""
         strands = current.launch.watch
-        return None if strands is None else strands.strands[current.program.pid]
+        return None if strands is None else strands.strands[current.program.pid]  # None: it began before the checker
 
     def load(self, access: str, region: Any, indices: Any, addresses: Any, mask: Any, itemsize: int) -> None:
         """Check a plain load, before it; `indices` of the active elements if they lie in one region."""

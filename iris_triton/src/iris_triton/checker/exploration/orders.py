@@ -254,7 +254,6 @@ class Orders(Explorer):
     def _begin(self, *, often: bool) -> Any: ...
 
     def fence(self, assembly: str) -> None:
-        """Record a fence, which is no decision."""
         Accesses.fence(self, assembly)
 
     def _note(self, addresses: Any, changed: Any, old: Any) -> None:
