@@ -63,14 +63,14 @@ BUDGETS = {
     "iris_triton/checker": 4116,
     "iris_triton/demos": 151,
     "iris_triton/gemm": 2289,
-    "iris_triton/interpreter": 3547,
+    "iris_triton/interpreter": 3536,
     "iris_triton/language": 1806,
     "iris_triton/rocm_iris": 1033,
     "iris_triton/testing": 578,
     "iris_triton/tiles": 1043,
     "iris_gluon/*.py": 692,
     "iris_gluon/gemm": 1180,
-    "iris_gluon/interpreter": 1497,
+    "iris_gluon/interpreter": 1491,
 }
 
 # What came after the rooms were built, in whose budgets it is: lines at most of each, and the modules and packages.
