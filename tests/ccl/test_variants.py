@@ -97,27 +97,32 @@ class Code(int):
 CUDA, HIP = ("cuda.bindings", "driver", "CUresult", "CUDA_SUCCESS"), ("hip", "hip", "hipError_t", "hipSuccess")
 
 
-@table(("device", "function", "driver", "make"), [
-    (DeviceType.CUDA, "cuMemcpyDtoDAsync", CUDA, copies.copier),
-    (DeviceType.HIP, "hipMemcpyDtoDAsync", HIP, copies.copier),
-    (DeviceType.CUDA, "cuStreamWriteValue32", CUDA, copies.flag_writer),
-    (DeviceType.HIP, "hipStreamWriteValue32", HIP, copies.flag_writer),
+@table(("device", "copy", "write", "driver"), [
+    (DeviceType.CUDA, "cuMemcpyDtoDAsync", "cuStreamWriteValue32", CUDA),
+    (DeviceType.HIP, "hipMemcpyDtoDAsync", "hipStreamWriteValue32", HIP),
 ])  # fmt: skip
-def test_copies_of_a_gpu_and_words_behind_them(monkeypatch, device, function, driver, make):
-    asked, answers = [], [(Code(1),), (Code(0),)]
+def test_copies_of_a_gpu_and_words_behind_them(monkeypatch, device, copy, write, driver):
+    asked = []
 
-    def answer(*arguments):
-        asked.append(arguments)
-        return answers.pop()
+    def answering(function):
+        def answer(*arguments):
+            asked.append((function, *arguments))
+            return answers.pop()
 
-    answer.__name__, (module, name, holder, success) = function, driver
-    there = SimpleNamespace(**{function: answer, holder: SimpleNamespace(**{success: Code(0)})})
-    monkeypatch.setitem(sys.modules, module, SimpleNamespace(**{name: there}))
-    call, given = make(device), (1 << 40, 1 << 41, 4096, 7)
-    call(*given)
-    assert asked == [given if make is copies.copier else (given[-1], *given[:-1])]  # there the stream stands first
-    with pytest.raises(DriverError, match=f"{function}.*INVALID_VALUE"):
-        call(*given)
+        answers, answer.__name__ = [(Code(1),), (Code(0),)], function
+        return answer
+
+    module, name, holder, success = driver
+    there = {holder: SimpleNamespace(**{success: Code(0)}), copy: answering(copy), write: answering(write)}
+    there |= {"CUdeviceptr": int, "CUstream": int}
+    monkeypatch.setitem(sys.modules, module, SimpleNamespace(**{name: SimpleNamespace(**there)}))
+    engines, given = copies.engines(device), (1 << 40, 1 << 41, 4096, 7)
+    engines.copy(*given)
+    engines.write(*given)
+    assert asked == [(copy, *given), (write, given[-1], *given[:-1])]  # there the stream stands first
+    for each, function in ((engines.copy, copy), (engines.write, write)):
+        with pytest.raises(DriverError, match=f"{function}.*INVALID_VALUE"):
+            each(*given)
 
 
 @table("found", [lambda name: None, lambda name: importlib.import_module("no_such_package")])

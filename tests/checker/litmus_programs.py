@@ -19,10 +19,14 @@ import functools
 import linecache
 import re
 from typing import NamedTuple
+from unittest import mock
 
 import torch
 
 from iris_core.world import group
+from iris_triton.checker.exploration import seeded
+from iris_triton.checker.exploration.orders import POSITION, ROWS
+from iris_triton.checker.exploration.turns import DRAWN, LOWEST
 
 _SEMS = {"rlx": "relaxed", "acq": "acquire", "rel": "release", "acq_rel": "acq_rel"}
 _HEADER = """
@@ -112,6 +116,11 @@ class Program:
         return f"{target} = {call.replace(str(rest[1:2]), ''.join(rest[1:2]))}"
 
 
+def _thread(kind, gpus, strand, rank):
+    """Make a thread that runs on the GPU of its program."""
+    return kind(strand, gpus[strand.program])
+
+
 class Runner:
     """Runs tests in one context whose `check` is "schedules", and that has one rank."""
 
@@ -122,12 +131,25 @@ class Runner:
     def explorer(self):
         return group.watcher
 
+    def _begin_again(self, seed):
+        """Go on with another seed, or order by its name, where no kernel runs."""
+        turns, is_order = self.explorer.turns, isinstance(seed, str)
+        turns.seed = 0 if is_order else seed
+        turns.control[DRAWN : LOWEST + 1] = 0
+        if is_order:
+            turns.control[[ROWS, POSITION]] = 0
+            self.explorer._start(seed)
+        else:
+            self.explorer.memory.choose_rates()
+
     def outcome(self, program, seed):
         """Run a program under a seed; returns what loads have seen, and memory."""
         values = [program.test.initial.get(word, 0) for word in program.words]
         self._words[: len(values)] = torch.tensor(values, dtype=torch.int32)
-        self.explorer.begin_again(seed, program.test.gpus)
-        program.kernel[(len(program.test.threads),)](self._words, self._out)
+        self._begin_again(seed)
+        thread = functools.partial(_thread, seeded.Thread, program.test.gpus)
+        with mock.patch.object(seeded, "Thread", thread):
+            program.kernel[(len(program.test.threads),)](self._words, self._out)
         seen = self._out[: len(program.expected)].tolist()
         return seen, dict(zip(program.words, self._words.tolist(), strict=False))
 

@@ -114,5 +114,5 @@ def test_layouts_cover_a_row_before_they_go_to_the_next():
     assert blocked_layout([64, 512], 4, 32, 4).warps_per_cta == [1, 4]
     with pytest.raises(ValueError, match="powers of 2"):
         blocked_layout([48], 4, 32)
-    with pytest.raises(RuntimeError, match="default_layout can be called in kernels only"):
+    with pytest.raises(ValueError, match="outside of JIT functions"):
         default_layout([16])

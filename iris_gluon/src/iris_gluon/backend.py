@@ -32,11 +32,9 @@ class GluonBackend(TritonBackend):
 
     def device_api(self) -> Mapping[str, Any]:
         """Return the device functions by name, and the class IrisDeviceCtx, also as DeviceContext."""
-        from iris_gluon import language
         from iris_gluon.context import IrisDeviceCtx
 
-        functions = {name: getattr(language, name) for name in language.__all__}
-        return {**functions, "DeviceContext": IrisDeviceCtx, "IrisDeviceCtx": IrisDeviceCtx}
+        return {**super().device_api(), "DeviceContext": IrisDeviceCtx, "IrisDeviceCtx": IrisDeviceCtx}
 
     def compile_cases(self) -> Sequence[CompileCase]:
         from iris_triton.testing.cases import compile_cases

@@ -11,7 +11,7 @@ from triton.language.target_info import cuda_capability_geq, is_cuda, is_hip
 
 from iris_gluon._compat import barrier, tma_load, tma_store
 from iris_gluon.layouts import default_layout
-from iris_triton.interpreter.entries import cpu_entry
+from iris_triton.interpreter.entries import cpu_entry, cpu_entry_at
 from iris_triton.language.address import translate
 
 _ROW_BYTES = gl.constexpr(128)  # of a row of described memory: one line of the widest swizzle
@@ -194,10 +194,4 @@ def peer_descriptor(
 
 
 cpu_entry(fence_async_global)(lambda program, WHOLE_PROGRAM=True: None)  # the CPU has one kind of access
-
-
-@cpu_entry(await_bulk_stores)
-def _cpu_await_bulk_stores(program):
-    from iris_gluon.interpreter.cta import complete_stores
-
-    complete_stores()
+cpu_entry_at(await_bulk_stores, "iris_gluon.interpreter.cta:complete_stores")

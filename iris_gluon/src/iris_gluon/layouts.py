@@ -3,17 +3,17 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from iris_triton._compat import semantic_function
+from iris_triton._compat import core, gluon_warps
 
 
-@semantic_function
-def warp_size(threads):
+@core.builtin
+def warp_size(_semantic=None):
     """Lanes of a warp of the target that the kernel is compiled for: 32 or 64.  In kernels only; a constexpr."""
-    return threads[1]
+    return core.constexpr(_semantic.builder.options.warp_size)
 
 
-@semantic_function
-def default_layout(threads, shape, num_warps=None, vector=1):
+@core.builtin
+def default_layout(shape, num_warps=None, vector=1, _semantic=None, _generator=None):
     """Return `blocked_layout` of a shape for the target that the kernel is compiled for.  In kernels only; a constexpr.
 
     Args:
@@ -25,7 +25,9 @@ def default_layout(threads, shape, num_warps=None, vector=1):
         layout: gl.constexpr = default_layout([BLOCK], vector=4)
         i = gl.arange(0, BLOCK, layout=layout)
     """
-    return blocked_layout(shape, num_warps or threads[0], threads[1], vector)
+    shape, num_warps, vector = map(core._unwrap_if_constexpr, (shape, num_warps, vector))
+    num_warps = num_warps or gluon_warps(_semantic, _generator)
+    return core.constexpr(blocked_layout(shape, num_warps, _semantic.builder.options.warp_size, vector))
 
 
 @gluon.constexpr_function

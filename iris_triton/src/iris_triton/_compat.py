@@ -113,26 +113,6 @@ def gluon_warps(semantic: Any, generator: Any) -> int | None:
     return None if count is None else int(core._unwrap_if_constexpr(count(generator)))
 
 
-def semantic_function(fn: Callable[..., Any]) -> Any:
-    """Make a builtin of a function of constants; its first argument are (warps, lanes of a warp) that run the caller.
-
-    A constexpr function does not get the compiler, which knows them.
-    """
-
-    def call(*args: Any, _semantic: Any = None, _generator: Any = None, **kwargs: Any) -> Any:
-        if _semantic is None:
-            raise RuntimeError(f"{fn.__name__} can be called in kernels only")
-        options, unwrap = _semantic.builder.options, core._unwrap_if_constexpr
-        threads = gluon_warps(_semantic, _generator) or options.num_warps, options.warp_size
-        return tl.constexpr(fn(threads, *map(unwrap, args), **{name: unwrap(arg) for name, arg in kwargs.items()}))
-
-    made: Any = functools.update_wrapper(call, fn)
-    del made.__wrapped__  # the executor would call what a builtin wraps
-    made.fn, made.signature = fn, inspect.signature(call)  # where some versions look for _semantic and _generator
-    made.__triton_builtin__ = True
-    return made
-
-
 def launch_option_names() -> frozenset[str]:
     """Names of the compiler options that a launch may carry, over all GPU backends of this installation."""
     from triton.backends import backends

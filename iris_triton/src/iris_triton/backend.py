@@ -15,8 +15,10 @@ from iris_core.heap.heap import SymmetricHeap
 from iris_core.protocols import CallCache, Collective, Context, FusedOperation, MemoryMap, NormOperation
 from iris_core.types import DeviceType
 from iris_core.world import World
-from iris_triton import collectives, demos, gemm, interpreter, launcher
+from iris_triton import collectives, demos, device_barrier, gemm, interpreter, language, launcher
 from iris_triton.info import TRITON_INFO
+from iris_triton.language import gin
+from iris_triton.language.address import HEAP_ALIGNMENT
 
 
 class TritonBackend:
@@ -40,8 +42,6 @@ class TritonBackend:
         Raises:
             CapabilityError: a heap base is not aligned as address translation needs it.
         """
-        from iris_triton.language.address import HEAP_ALIGNMENT
-
         crooked = [f"rank {rank} at {base:#x}" for rank, base in enumerate(spec.heap_bases) if base % HEAP_ALIGNMENT]
         if crooked:
             raise CapabilityError(
@@ -112,14 +112,10 @@ class TritonBackend:
     def device_barrier(self, slot: types.BarrierSlot, sem: str, stream: Any = None) -> None:
         bound = self._barriers.get((slot.size, sem))
         if bound is None:
-            from iris_triton import device_barrier
-
             bound = self._barriers[slot.size, sem] = device_barrier.bind(slot.size, sem, self._spec)
         bound(stream, slot.words, slot.targets)
 
     def network_options(self, network: types.Network) -> Mapping[str, Any]:
-        from iris_triton.language import gin
-
         return {"extern_libs": gin.libraries(network)}
 
     def copy_between_nodes(
@@ -134,20 +130,14 @@ class TritonBackend:
         gets: bool = False,
         signal: tuple[int, int] | None = None,
     ) -> None:
-        from iris_triton import device_barrier
-
         where = context, len(self._spec.heap_bases), peer, source, target, nbytes
         how = {"GETS": gets, "SIGNALS": signal is not None, "num_warps": 1, **self.network_options(network)}
         device_barrier.copy_between_nodes[(1,)](*where, *(signal or (0, 0)), **how)
 
     def signal(self, word: torch.Tensor, value: int, op: str) -> None:
-        from iris_triton import device_barrier
-
         device_barrier.signal[(1,)](word, value, ADD=op == "add", num_warps=1)
 
     def signal_wait(self, word: torch.Tensor, value: int, cmp: str) -> None:
-        from iris_triton import device_barrier
-
         spec = self._spec
         device_barrier.signal_wait[(1,)](word, value, spec.timeout_ns, spec.status_ptr, spec.rank, cmp, num_warps=1)
 
@@ -172,7 +162,6 @@ class TritonBackend:
 
     def device_api(self) -> Mapping[str, Any]:
         """Return the device functions by name (load, store, ...), and the class DeviceContext."""
-        from iris_triton import language
         from iris_triton.context import DeviceContext
 
         functions = {name: getattr(language, name) for name in language.__all__}

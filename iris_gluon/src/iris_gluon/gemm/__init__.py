@@ -1,11 +1,4 @@
-"""GEMM in Gluon: a persistent core for Hopper that fused kernels build on.
-
-- `multiply_tiles`: the core: TMA, wgmma, partitions of warps; takes an order and a sink
-- `RowGroups`: the usual order of tiles
-- `StoreTile`: a sink: to one matrix, or to the same place in several, such as those of all ranks
-- `AddBias`: a sink that adds a bias and hands on to another
-- `GemmConfig`, `choose_config`: how the core is launched, and the choice by shape
-"""
+"""GEMM in Gluon: a persistent core for Hopper that fused kernels build on."""
 
 from iris_core.protocols import FusedOperation
 from iris_gluon.gemm.hopper import multiply_tiles

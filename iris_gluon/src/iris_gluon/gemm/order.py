@@ -65,7 +65,6 @@ class OwnersInTurn:
 
     @gluon.jit
     def place(self, tile):
-        """Return row and column of a tile, counted in tiles."""
         per_owner = self.tiles_each * self.tiles_n
         whole = per_owner // self.chunk * self.chunk  # the rest after whole chunks goes owner by owner
         in_chunks = tile < whole * self.size
@@ -85,14 +84,9 @@ class OwnersInTurn:
 class ShardsInTurn:
     """Rows of one member after the other, beginning with this rank's; peers' rows after they have been copied.
 
-    Attributes:
-        tiles_each: rows of tiles of a member (int32).
-        tiles_n: columns of tiles (int32).
-        me: this member (int32).
+    Attributes (beside those of `OwnersInTurn`):
         flags: pointer to int32, one for each member, 1 when its rows are there.
         timeout_ns, status, rank: bound of the waits, and where they report.
-        group: row tiles of a group (constexpr).
-        size: number of members (constexpr).
     """
 
     tiles_each: gl.tensor
@@ -107,7 +101,6 @@ class ShardsInTurn:
 
     @gluon.jit
     def place(self, tile):
-        """Return row and column of a tile, counted in tiles."""
         per_shard = self.tiles_each * self.tiles_n
         row, column = RowGroups(self.tiles_each, self.tiles_n, self.group).place(tile % per_shard)
         return (self.me + tile // per_shard) % self.size * self.tiles_each + row, column

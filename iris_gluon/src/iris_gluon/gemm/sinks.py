@@ -100,7 +100,6 @@ class OwnersSlot:
 
     @gluon.jit
     def store(self, part, row, column):
-        """Begin to copy a part to its owner."""
         owner = row // self.rows_each
         for i in gl.static_range(len(self.matrices)):
             if owner == i:
@@ -108,7 +107,6 @@ class OwnersSlot:
 
     @gluon.jit
     def finish(self, acc, row, column):
-        """Return the sums as they are."""
         return acc
 
 

@@ -45,14 +45,7 @@ _REFUSED = {  # parts of names of operations that are left out, and why
 class GluonBuilder(HopperOps, CpuBuilder):
     """Computes what Gluon's semantic layer asks for."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._common_options = dict(vars(self.options))
-        del self.options
-
     def __getattr__(self, name: str) -> Any:
-        if name == "options":
-            return self._options()
         if name.startswith("get_") and name.endswith("_layout"):
             # others have no form in IR here
             return functools.partial(shared_layout, name) if "shared" in name else lambda *_, **named: None
@@ -63,7 +56,8 @@ class GluonBuilder(HopperOps, CpuBuilder):
                 )
         return super().__getattr__(name)
 
-    def _options(self) -> SimpleNamespace:
+    @property
+    def options(self) -> SimpleNamespace:
         """Options of the launch, as far as the language shows them to kernels; the same ones in all partitions."""
         return SimpleNamespace(
             **self._common_options,
@@ -72,6 +66,10 @@ class GluonBuilder(HopperOps, CpuBuilder):
             warp_size=program.warp_size(),
             enable_iisan=False,
         )
+
+    @options.setter
+    def options(self, common: Any) -> None:
+        self._common_options = vars(common)
 
     def create_inline_asm(self, assembly: str, *operands: Any) -> Any:
         results = super().create_inline_asm(assembly, *operands)

@@ -15,6 +15,7 @@ hardware's other path to shared memory, the async proxy, which TMA and wgmma use
 """
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn, Self
 
@@ -23,7 +24,7 @@ from iris_gluon.interpreter.errors import RaceError
 from iris_triton.interpreter.errors import DeadlockError
 from iris_triton.interpreter.memory.regions import running_ranks
 from iris_triton.interpreter.scheduler import Program
-from iris_triton.interpreter.state import Line, current, here
+from iris_triton.interpreter.state import Line, ProgramInfo, current, here
 
 
 class Clock:
@@ -32,23 +33,15 @@ class Clock:
     __slots__ = ("fenced", "seen")
 
     def __init__(self) -> None:
-        self.seen: dict[Any, int] = {}
-        self.fenced: dict[Any, int] = {}
+        self.seen, self.fenced = Counter[Any](), Counter[Any]()
 
     def join(self, other: Self) -> None:
-        """Merge another clock into this one."""
-        _raise(self.seen, other.seen)
-        _raise(self.fenced, other.fenced)
+        self.seen |= other.seen  # the later one of each agent's times
+        self.fenced |= other.fenced
 
     def fence(self) -> None:
         """Make everything seen visible to the async proxy."""
-        _raise(self.fenced, self.seen)
-
-
-def _raise(times: dict[Any, int], others: dict[Any, int]) -> None:
-    for agent, time in others.items():
-        if times.get(agent, 0) < time:
-            times[agent] = time
+        self.fenced |= self.seen
 
 
 class Copy(NamedTuple):
@@ -100,7 +93,7 @@ class Partition(Program):
         super().__init__(cta.program.pid, cta.program.scheduler)
         self.cta, self.name, self.warps = cta, name, warps
         self.clock = Clock()
-        self.clock.seen[self], self.clock.fenced[self] = 1, 0
+        self.clock.seen[self] = 1
         self.products, self.stores = Queue("call warpgroup_mma_wait"), Queue("call tma.store_wait")
         self.copies = Queue("call async_copy.commit_group and wait_group")
         self.uncommitted: list[Copy] = []  # of the next group
@@ -116,13 +109,12 @@ class Partition(Program):
         self.clock.seen[self] += 1
 
     def fence(self) -> None:
-        """fence_async_shared."""
         self.clock.fence()
         self.tick()
 
     def complete(self, queue: Queue, pending: int) -> int:
         """Wait for a queue of its own until `pending` operations are under way; returns how many are complete."""
-        done = max(queue.issued - pending, self.clock.seen.get(queue, 0))
+        done = max(queue.issued - pending, self.clock.seen[queue])
         self.clock.seen[queue] = done
         return done
 
@@ -225,7 +217,7 @@ class Cta:
             (partition.stores, "TMA stores may still read its shared memory", "tma.store_wait(0)"),
             (partition.products, "products of warpgroup_mma may be under way", "warpgroup_mma_wait(0, deps=...)"),
         ):
-            pending = queue.issued - partition.clock.seen.get(queue, 0)
+            pending = queue.issued - partition.clock.seen[queue]
             if pending:
                 raise RaceError(
                     f"{partition.name} ends while {pending} {what}, the last one issued in {queue.line}: call {remedy} "
@@ -238,8 +230,8 @@ def running_partition() -> Partition:
     return current.program  # type: ignore[return-value]
 
 
-def complete_stores() -> None:
-    """For CPU entries: wait until the TMA stores of the running partition are in global memory.
+def complete_stores(program: ProgramInfo) -> None:
+    """Wait until the TMA stores of the running partition are in global memory; CPU entry.
 
     Equivalent to `cp.async.bulk.wait_group 0` on a GPU.  tma.store_wait is weaker: unless its argument says otherwise
     (Triton 3.8 and newer), it waits until shared memory has been read, and the data may arrive as late as program end.

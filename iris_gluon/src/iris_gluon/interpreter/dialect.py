@@ -18,8 +18,8 @@ from iris_triton.interpreter.frontend.calls import Dialect
 from iris_triton.interpreter.state import current
 
 _FORWARDED = (  # builtins of Triton's that the executor treats specially and that Gluon wraps in objects of its own
-    "static_assert", "static_print", "map_elementwise", "multiple_of", "max_contiguous", "max_constancy", "program_id",
-    "cast", "load", "store",
+    "static_assert", "static_print", "map_elementwise", "multiple_of", "max_contiguous", "max_constancy", "cast",
+    "load", "store",
 )  # fmt: skip
 
 
@@ -36,7 +36,6 @@ class GluonDialect(Dialect):
         self._handlers[product] = functools.partial(_checked_product, self._make_handler(product))
 
     def argument(self, value: Any, convert: Callable[[Any], Any]) -> Any:
-        """Tensor descriptors made on the host."""
         if isinstance(value, _triton.TensorDescriptor):
             raise TypeError(
                 "a Gluon kernel takes triton.experimental.gluon.nvidia.hopper.TensorDescriptor, which has a layout, "

@@ -65,7 +65,6 @@ class CpuGluonSemantic(ArrayRegions, _compat.GluonSemantic):  # type: ignore[mis
         return super().convert_layout(value, layout)
 
     def check_layout(self, layout: Any) -> None:
-        """Refuse a layout that does not fit the launch."""
         if isinstance(layout, _compat.DistributedLayout):
             program.check_layout(layout)
 

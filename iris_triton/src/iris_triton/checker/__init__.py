@@ -5,17 +5,6 @@
 It orders accesses by what releases and acquires really hand over (happens-before), not by the order in which they
 happened to come: a run finds mistakes that it was lucky not to suffer from.  docs/checking.md says what a run proves.
 
-    reports            findings, the errors that carry them, benign_race
-    watcher            what the executor, the heap and the hosts tell, and the verdict
-    histories, places  the past of every granule of the heap; addresses as granules
-    given_views        tensors that kernels were given, by their pointers
-    changes, strands   synchronisation words; clocks of programs and hosts
-    shared, sites      tables that all ranks share; lines of source
-    torch_operations   what torch does with tensors of the heap
-    replacements       what stands for the executor's accesses; signals and waits as operations
-
-    exploration    the order of programs and ranks, and weak memory, under a seed
-
 The order in which programs run comes from a scheduler alone, the executor's or that of `exploration`.
 """
 

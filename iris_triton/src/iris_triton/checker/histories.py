@@ -71,7 +71,6 @@ class Histories:
         self._known = {UNKNOWN: History({}, {}, ALL, 0), UNWRITTEN: History({}, {}, 0, 0)}
 
     def get(self, number: int) -> History:
-        """Return a history by its number."""
         found = self._known.get(number)
         if found is not None:
             return found

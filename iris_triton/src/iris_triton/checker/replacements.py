@@ -17,6 +17,7 @@ import numpy as np
 from iris_triton import _compat
 from iris_triton.checker.watcher import Watcher
 from iris_triton.interpreter import entries
+from iris_triton.interpreter.entries import AROUND, PREPARED
 from iris_triton.interpreter.frontend import builder
 from iris_triton.interpreter.frontend.operators import unwrap
 from iris_triton.interpreter.memory import accesses
@@ -50,7 +51,6 @@ class Accesses:
         self._watcher = checker if checker is not None and checker.follows_accesses else None
 
     def replacements(self) -> tuple[tuple[Any, str, Any], ...]:
-        """Return what stands for which functions of the executor."""
         names = "untag", "plain", "load", "store", "rmw", "cas"
         return (
             *((accesses, name, getattr(self, name)) for name in names),
@@ -140,7 +140,6 @@ class Accesses:
         return fence
 
     def fence(self, assembly: str) -> None:
-        """Record a fence."""
         if self._watcher is not None:
             self._watcher.fence(assembly)
 
@@ -149,7 +148,6 @@ class Accesses:
         """Prepare an access (`often`: an atomic or a poll), and return what the functions below get."""
 
     def _read(self, thread: Any, addresses: Any, mask: Any, data: Any, view: Any, indices: Any, poll: bool) -> Any:
-        """Return `data` with what is read in the active lanes."""
         if view is None:
             active = np.ones(addresses.shape, np.bool_) if mask is None else mask
             return _compat.native.load(addresses, active, data, data.dtype)
@@ -213,9 +211,11 @@ _OPERATIONS: tuple[tuple[Any, Callable[[dict[str, Any]], Any]], ...] = (
 def as_operations() -> Iterator[None]:
     """Let these functions say what they are, within a `with` block."""
     for function, operation in _OPERATIONS:
-        entries.run_around(function, _during(operation, function))
+        vars(function)[AROUND] = _during(operation, function)
+        vars(function).pop(PREPARED, None)
     try:
         yield
     finally:
         for function, _ in _OPERATIONS:
-            entries.run_around(function, None)
+            del vars(function)[AROUND]
+            vars(function).pop(PREPARED, None)

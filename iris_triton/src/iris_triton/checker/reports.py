@@ -177,7 +177,6 @@ class BenignRange:
     count: int = 0
 
     def as_json(self, rank: int) -> str:
-        """Return the range of a rank as one line of JSON."""
         fields = {"reason": self.reason, "nbytes": self.nbytes, "races": self.count, "rank": rank}
         return json.dumps({"kind": "benign", **fields})
 

@@ -149,5 +149,4 @@ class Tables:
         row[: len(data)] = np.frombuffer(data, np.uint8)
 
     def close(self) -> None:
-        """Close the descriptor; what is mapped goes with the last reference to it."""
         os.close(self._fd)

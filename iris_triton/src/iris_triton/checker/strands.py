@@ -160,7 +160,6 @@ class LaunchStrands:
         np.maximum(self._end[1], np.maximum(strand.clock, strand.reads), out=self._end[1])
 
     def close(self) -> None:
-        """End the launch."""
         for strand in self.strands.values():
             self._fold(strand)
         with self._tables as tables:

@@ -17,7 +17,7 @@ import numpy as np
 from iris_triton import _compat
 from iris_triton.checker import changes, histories, reports
 from iris_triton.checker.changes import ADD, CTA, GPU, MAX_WORDS, PLAIN, RMW, SET, SYS, Reader, Wait, Words
-from iris_triton.checker.given_views import View, Views
+from iris_triton.checker.given_views import View, Views, watched
 from iris_triton.checker.places import Heaps, Place, extent_of, place_of, range_of
 from iris_triton.checker.shared import ALLOCATIONS, FAILED, GRANULE, WIDE, Side, Tables
 from iris_triton.checker.sites import Sites, Undefined
@@ -83,10 +83,9 @@ class Watcher:
 
     def dialect(self, dialect: Any) -> Any:
         """Return the dialect that a kernel runs by while it is checked."""
-        return dialect.watched if "bounds" in self._checks else dialect
+        return dialect.with_operators(watched) if "bounds" in self._checks else dialect
 
     def launch(self, state: Any, arguments: dict[str, Any]) -> LaunchStrands | None:
-        """Begin a launch, and return its strands."""
         if not self.follows_accesses:
             return None
         for name, value in arguments.items():
@@ -96,19 +95,15 @@ class Watcher:
 
     @staticmethod
     def strand() -> Strand | None:
-        """Return the strand of the running program; None in a launch that began before the checker."""
         strands = current.launch.watch
-        return None if strands is None else strands.strands[current.program.pid]
+        return None if strands is None else strands.strands[current.program.pid]  # None: it began before the checker
 
     def load(self, access: str, region: Any, indices: Any, addresses: Any, mask: Any, itemsize: int) -> None:
         """Check a plain load, before it; `indices` of the active elements if they lie in one region."""
         places = self._places(region, indices, addresses, mask, itemsize)
         strand = self.strand() if places else None
         if strand is not None:
-            site = self._sites.of_kernel(access)
-            with self.tables:
-                for place in places:
-                    self._access(strand, place, histories.READ, site)
+            self._note(strand, self._sites.of_kernel(access), places, [])
 
     def store(self, region: Any, indices: Any, addresses: Any, mask: Any, itemsize: int) -> Callable[[], None] | None:
         """As `load`, before a plain store; returns what is to be called after it, if anything."""
@@ -117,10 +112,7 @@ class Watcher:
         if strand is None:
             return None
         site = self._sites.of_kernel("store")
-        with self.tables:
-            for place in places:
-                self._access(strand, place, histories.WRITE, site)
-            words = self._words_of(places)
+        words = self._note(strand, site, [], places)
         return partial(self._stored, strand, words, site) if words else None
 
     def _places(self, region: Any, indices: Any, addresses: Any, mask: Any, itemsize: int) -> list[Place]:
@@ -267,14 +259,19 @@ class Watcher:
             wait = None if expected is None else Wait(cmp, int(expected[lane if expected.size > 1 else 0]))
             self._words.read(by, self._word(int(places[lane])), int(values[lane]), wait)
 
-    def _words_of(self, places: list[Place]) -> list[tuple[int, int, int]]:
-        """Return the words (rank, granule, value) in some places that atomics have changed before."""
+    def _note(self, strand: Strand, site: int, read: list[Place], written: list[Place]) -> list[tuple[int, int, int]]:
+        """Check plain accesses; return the words (rank, granule, value) written that atomics have changed before."""
         found = []
-        for place in places:
-            last = self.tables.words[place.rank][place.granules]
-            if last.any():
-                for granule in _indices(place.granules)[last != 0].tolist():
-                    found.append((place.rank, granule, self._value_of(place.rank, granule)))
+        with self.tables:
+            for place in read:
+                self._access(strand, place, histories.READ, site)
+            for place in written:
+                self._access(strand, place, histories.WRITE, site)
+            for place in written:
+                last = self.tables.words[place.rank][place.granules]
+                if last.any():
+                    for granule in _indices(place.granules)[last != 0].tolist():
+                        found.append((place.rank, granule, self._value_of(place.rank, granule)))
         return found
 
     def _value_of(self, rank: int, granule: int) -> int:
@@ -306,12 +303,7 @@ class Watcher:
     def host_operation(self, run: Callable[[], Any], name: str, read: list[Place], written: list[Place]) -> Any:
         """Run an operation of torch that reads and writes these places of the heap; returns its result."""
         site = self._sites.of_host(name)
-        with self.tables:
-            for place in read:
-                self._access(self.host, place, histories.READ, site)
-            for place in written:
-                self._access(self.host, place, histories.WRITE, site)
-            words = self._words_of(written)
+        words = self._note(self.host, site, read, written)
         result = run()
         self._stored(self.host, words, site)
         return result
@@ -450,7 +442,6 @@ class Watcher:
         return reports.Access(**self._sites.describe(side.site), rank=side.rank, program=program)
 
     def _running(self, site: int) -> reports.Access:
-        """Return the running program, in a line."""
         return self._side(Side(site, program_info().linear_id, self.host.slot))
 
     def _missing(self, strand: Strand, other: Conflict, kind: int) -> str:

@@ -224,7 +224,9 @@ class Pull(KernelCollective):
         if sizes:
             rows = math.prod(request.shape[1:]) * carrier.parts, request.shape[0], request.options["out_shape"][0]
         elif request.options["uneven"]:
-            numbers, pinned = splits_table(request, carrier.parts), team.device != "cpu"
+            row, pinned = math.prod(request.shape[1:]) * carrier.parts, team.device != "cpu"
+            given, taken = ([row * n for n in request.options[f"{side}_splits"]] for side in ("in", "out"))
+            numbers = [*begins(given), *given, *begins(taken), *taken]
             on_host = torch.tensor(numbers, dtype=torch.int64, device="cpu", pin_memory=pinned)
             table = lasting(lambda: on_host.to(team.device, non_blocking=True))  # without waiting for the device
         else:
@@ -268,13 +270,6 @@ def _parts(request: CollectiveRequest, each: int) -> tuple[tuple[int, int, int, 
         chunk = total // request.group_size if is_root else total
         return (chunk, chunk * is_root, 0, chunk, root), chunk
     return (0, total * is_root, 0, total, root), total
-
-
-def splits_table(request: CollectiveRequest, each: int) -> list[int]:
-    """Return the argument `table` of `pull`, for parts that differ."""
-    row = math.prod(request.shape[1:]) * each
-    given, taken = ([row * n for n in request.options[f"{side}_splits"]] for side in ("in", "out"))
-    return [*begins(given), *given, *begins(taken), *taken]
 
 
 def begins(numbers: Sequence[int]) -> list[int]:

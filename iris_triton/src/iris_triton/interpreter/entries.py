@@ -17,7 +17,8 @@ from iris_triton.interpreter.state import ProgramInfo, current
 
 Entry = TypeVar("Entry", bound=Callable[..., Any])
 
-PREPARED, ENTRY, AROUND = "_iris_cpu", "_iris_entry", "_iris_around"  # of jitted functions: prepared, entry, stand-in
+PREPARED, ENTRY, AROUND = "_iris_cpu", "_iris_entry", "_iris_around"
+"""Attributes of jitted functions: what runs them; the entry; what the checker calls in place of what runs them."""
 FACTORIES = {"triton": "iris_triton.interpreter.frontend.calls:triton_dialect"}
 """What makes the `frontend.calls.Dialect` of a language, as "module:function"; the same one every time.  A language on
 top of Triton adds its own; it is imported when the first kernel in that language is launched."""
@@ -55,15 +56,6 @@ def cpu_entry_at(function: Any, place: str, *given: Any) -> None:
     cpu_entry(function)(lambda *args, **named: found()(*given, *args, **named))
 
 
-def run_around(function: Any, around: Callable[..., Any] | None) -> None:
-    """Let `around(run, *args, **kwargs)` stand for a jitted device function, as the checker does; None ends that.
-
-    The arguments are the kernel's, and `run(*args, **kwargs)` does what the function does.
-    """
-    vars(function)[AROUND] = around
-    vars(function).pop(PREPARED, None)
-
-
 def find_assembly(assembly: str) -> Callable[[ProgramInfo], int] | None:
     """Return the implementation of an inline assembly instruction, or None if it is not one of the built-in ones."""
     return next((entry for form, entry in _BUILT_IN.items() if re.fullmatch(form, assembly.strip())), None)
@@ -96,4 +88,7 @@ def dialect_of(function: Any) -> Any:
             f"kernel {function.__name__!r} is written in {language.capitalize()}, which nothing that is loaded runs on "
             f"the CPU: install iris-{language} and import iris_{language}.interpreter"
         )
-    return pkgutil.resolve_name(FACTORIES[language])()
+    return _factory(FACTORIES[language])()
+
+
+_factory = functools.cache(pkgutil.resolve_name)

@@ -123,26 +123,18 @@ def _device_type(value: Any) -> str:
 _has_gpu = functools.cache(torch.cuda.is_available)
 
 
-class _Kernel:
-    """Facts about a kernel before its launch; cached on the jitted function."""
-
-    def __init__(self, function: Any) -> None:
-        self.name: str = function.__name__
-        self.dialect = dialect_of(function)
-        self.parameters = {parameter.name: parameter for parameter in function.params}
-        self.signature: inspect.Signature = function.signature
-
-    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Bind arguments to parameters; return them and the compiler options among `kwargs`."""
-        # A kernel that wants to know num_warps has it as a parameter, too.
-        options = {key: value for key, value in kwargs.items() if key in _option_names()}
-        named = {key: value for key, value in kwargs.items() if key in self.parameters or key not in options}
-        try:
-            bound = self.signature.bind(*args, **named)
-        except TypeError as error:
-            raise TypeError(f"kernel {self.name!r} {self.signature}: {error}") from None
-        bound.apply_defaults()
-        return bound.arguments, options
+def _bind(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Bind arguments to parameters; return them and the compiler options among `kwargs`."""
+    signature: inspect.Signature = function.signature
+    # A kernel that wants to know num_warps has it as a parameter, too.
+    options = {key: value for key, value in kwargs.items() if key in _option_names()}
+    named = {key: value for key, value in kwargs.items() if key in signature.parameters or key not in options}
+    try:
+        bound = signature.bind(*args, **named)
+    except TypeError as error:
+        raise TypeError(f"kernel {function.__name__!r} {signature}: {error}") from None
+    bound.apply_defaults()
+    return bound.arguments, options
 
 
 _option_names = functools.cache(_compat.launch_option_names)
@@ -163,18 +155,15 @@ def launch(function: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, An
     `grid` is up to three numbers of programs, or a function that computes them from the arguments; `kwargs` may have
     compiler options, too.  Raises what a program raises, with a note that names kernel and program.
     """
-    kernel: _Kernel | None = function.__dict__.get("_iris_kernel")
-    if kernel is None:
-        kernel = function._iris_kernel = _Kernel(function)
-    name, dialect, parameters = kernel.name, kernel.dialect, kernel.parameters
+    name, dialect, parameters = function.__name__, dialect_of(function), function.params
     if accesses.watcher is not None:
         dialect = accesses.watcher.dialect(dialect)
-    bound, options = kernel.bind(args, kwargs)
+    bound, options = _bind(function, args, kwargs)
     for hook in function.pre_run_hooks:
         hook(*args, **kwargs)
     size = _grid_size(name, grid, bound)
-    arguments = _Arguments(kernel)
-    values = {key: arguments.convert(parameters[key], value) for key, value in bound.items()}
+    arguments = _Arguments(name, dialect)
+    values = {each.name: arguments.convert(each, value) for each, value in zip(parameters, bound.values(), strict=True)}
     if 0 in size:
         return Launched(name)
     body = dialect.prepare(function)
@@ -195,7 +184,7 @@ def launch(function: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, An
                 part()
         except Exception as error:
             error.add_note(f"in kernel {name!r}, program {program.pid} of grid {size}{_place(function, error)}")
-            ones = [each for each, value in values.items() if not parameters[each].is_constexpr and _is_one(value)]
+            ones = [each.name for each in parameters if not each.is_constexpr and _is_one(values[each.name])]
             if ones and isinstance(error, AttributeError) and error.obj.__class__ is int:
                 error.add_note(
                     f"the arguments {', '.join(map(repr, ones))} are 1, which makes them constants, as in compiled "
@@ -255,13 +244,12 @@ _NUMBERS = (  # of arguments, the first that fits: its type, Python's, the least
 class _Arguments:
     """Converts the arguments of a launch for the kernel, and records the storages that it may access."""
 
-    def __init__(self, kernel: _Kernel) -> None:
-        self._kernel, self._dialect = kernel.name, kernel.dialect
+    def __init__(self, kernel: str, dialect: Any) -> None:
+        self._kernel, self._dialect = kernel, dialect
         self.storages: list[tuple[int, int, str]] = []
         self.views = None if accesses.watcher is None else accesses.watcher.views()
 
     def convert(self, parameter: Any, value: Any) -> Any:
-        """Convert the argument of one parameter."""
         is_fixed = parameter.do_not_specialize or parameter.annotation_type  # stays a variable, also if it is 1
         if parameter.is_constexpr or (not is_fixed and _is_one(value)):
             return unwrap(value)

@@ -209,7 +209,6 @@ class Scheduler:
             self._idle(program, addresses, data)
 
     def can_start(self) -> bool:
-        """Return whether a program that has not started may start now."""
         return self._unstarted > 0 and self._in_progress < MAX_WAITING
 
     def start_next(self, program: Program) -> None:

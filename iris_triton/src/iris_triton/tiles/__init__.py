@@ -1,12 +1,6 @@
 """Tile-level collectives: all_reduce, reduce_scatter, all_gather, gather and all_to_all inside a user's kernel.
 
 They are methods of `DeviceContext` and of Gluon's `IrisDeviceCtx`; see docs/tiles.md.
-
-    views        Tile, TileView, TensorView, and the functions that they are made of
-    protocol     arrivals of ranks, and when memory is free again
-    moves        all_gather, gather, all_to_all
-    reductions   all_reduce and reduce_scatter
-    locks        the words that they need: host side
 """
 
 from iris_triton.tiles.locks import check_locks, lock_words, make_locks

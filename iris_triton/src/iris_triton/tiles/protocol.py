@@ -63,17 +63,14 @@ class Row:
 
     @triton.jit
     def arrived(self, rank):
-        """Return a pointer to the word of a rank's arrival."""
         return self.words + rank
 
     @triton.jit
     def passed(self, rank):
-        """Return a pointer to the word of a rank's second signal."""
         return self.words + self.size + rank
 
     @triton.jit
     def done(self):
-        """Return a pointer to the word of the result."""
         return self.words + 2 * self.size + 2
 
     @triton.jit
@@ -91,7 +88,6 @@ class Row:
 
     @triton.jit
     def wait(self, word):
-        """Wait until a local word has reached the stamp."""
         timeout_ns, status = wait_bound(self.heap_bases, self.size)
         await_flag(word, self.stamp, "reached", "acquire", "sys", timeout_ns, status, self.rank)
 

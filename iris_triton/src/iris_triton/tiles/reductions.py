@@ -165,7 +165,6 @@ def _keep_sum(tile, src_view, dst_view, acc):
 
 @triton.jit
 def _sum_of(tile, src_view, dst_view, rank, sums: tl.constexpr, ctx):
-    """Load the partial sum of a rank."""
     src, mask = src_view.tile_ptr(tile)
     dst, _ = dst_view.tile_ptr(tile)
     carrier: tl.constexpr = _carrier(src_view.ptr.dtype.element_ty, sums, dst_view.ptr.dtype.element_ty)
@@ -181,7 +180,6 @@ def _sum_of(tile, src_view, dst_view, rank, sums: tl.constexpr, ctx):
 
 @triton.constexpr_function
 def _can_add(element):
-    """Return whether there are atomic additions of an element type."""
     bits = element.primitive_bitwidth
     return element.is_fp16() or element.is_bf16() or (bits in (32, 64) and (element.is_floating() or element.is_int()))
 

@@ -101,7 +101,6 @@ class View:
         return self._part(self.data[index], self.written[index], offset, f"{self.name}[{index}]", self.layout)
 
     def slice(self, offsets: tuple[int, ...], shape: tuple[int, ...]) -> View:
-        """Return a box."""
         for start, length, size in zip(offsets, shape, self.data.shape, strict=True):
             if start < 0 or length < 1 or start + length > size:
                 raise IndexError(
@@ -113,11 +112,9 @@ class View:
         return self._part(self.data[box], self.written[box], offset, f"{self.name}[{ranges}]", self.layout)
 
     def transpose(self, order: tuple[int, ...]) -> View:
-        """Return the same elements with the dimensions in another order."""
         return self._part(self.data.transpose(order), self.written.transpose(order), self.offset, self.name)
 
     def reshape(self, shape: tuple[int, ...]) -> View:
-        """Return the same elements in another shape."""
         data, written = self.data.reshape(shape), self.written.reshape(shape)
         if not np.may_share_memory(data, self.data):  # a copy lies elsewhere
             raise UnsupportedError(
@@ -138,7 +135,6 @@ class View:
         return self.end - self.offset == self.data.nbytes
 
     def overlaps(self, other: View) -> bool:
-        """Whether the two have bytes in common."""
         if self.end <= other.offset or other.end <= self.offset:
             return False
         if self.dense and other.dense:
@@ -156,7 +152,6 @@ class View:
         return mine == others
 
     def put(self, data: Any) -> None:
-        """Write all elements."""
         self.data[...] = data
         self.written[...] = True
 
@@ -186,9 +181,9 @@ class View:
         for earlier in accesses:
             if not (write or earlier.write) or not self.overlaps(earlier.view):
                 continue
-            if seen.get(earlier.agent, 0) < earlier.time:
+            if seen[earlier.agent] < earlier.time:
                 raise self._unordered(earlier, partition, what, write, line)
-            if not generic and earlier.generic and fenced.get(earlier.agent, 0) < earlier.time:
+            if not generic and earlier.generic and fenced[earlier.agent] < earlier.time:
                 raise RaceError(
                     f"{line}: {what} of {self.name!r} goes through the async proxy, which is not ordered with the "
                     f"{earlier.what} in {earlier.line}: call fence_async_shared() after that, before the partitions "

@@ -26,7 +26,7 @@ class Accumulator(Handle):
 
     @property
     def data(self) -> Array:  # type: ignore[override]  # an attribute of other handles
-        if running_partition().clock.seen.get(self._queue, 0) < self._time:
+        if running_partition().clock.seen[self._queue] < self._time:
             raise RaceError(
                 f"{here()}: the result of warpgroup_mma in {self._line} is used while the product may be under way: "
                 "call warpgroup_mma_wait(0, deps=...) first"

@@ -2,12 +2,6 @@
 
     IRIS_CHECK=schedules IRIS_CHECK_SEED=17 python program.py     # or: iris check --replay 17 program.py
 
-    turns        ranks take turns, the seed's decisions
-    weak_memory  buffers of stores, older values of loads, what is handed over
-    seeded       the scheduler of a launch: a random walk, or priorities (PCT)
-    explored     the executor's accesses, with these between
-    orders       one order of atomics and polls, by its name, in place of a seed
-
 While it is on, the executor's scheduler and clock are replaced, and its accesses are those of `explored`.
 """
 

@@ -11,18 +11,18 @@ import numpy as np
 from iris_triton import _compat
 from iris_triton.checker.changes import MAX_WORDS, SYS
 from iris_triton.checker.exploration.seeded import SeededScheduler
-from iris_triton.checker.exploration.weak_memory import LaunchThreads, Thread, WeakMemory
 from iris_triton.checker.replacements import Accesses
-from iris_triton.checker.strands import Host
+from iris_triton.checker.strands import Host, LaunchStrands
 from iris_triton.checker.watcher import NEUTRAL, Watcher, acquires, fence_scope, reach_of, releases
 from iris_triton.interpreter.memory import accesses
 from iris_triton.interpreter.state import current
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from iris_core.world import World
     from iris_triton.checker.exploration.turns import Turns
+    from iris_triton.checker.exploration.weak_memory import Thread, WeakMemory
     from iris_triton.checker.shared import Tables
     from iris_triton.interpreter.scheduler import Scheduler
 
@@ -35,16 +35,8 @@ class Explorer(Accesses):
         self.turns, self._tables, self._world = turns, tables, world
         self.memory: WeakMemory = memory  # None in `orders`
         self._host = Host(tables, world)
-        self.gpu_of: Sequence[int] = ()  # of each program of a launch, where they stand for ranks (litmus tests)
-
-    def begin_again(self, seed: Any, gpu_of: Sequence[int] = ()) -> None:
-        """Go on with another seed, where no kernel runs, in a world of one rank."""
-        self.turns.restart(seed)
-        self.memory.choose_rates()
-        self.gpu_of = gpu_of
 
     def scheduler(self, launch: Any, run: Callable[..., None], timeout_s: float) -> Scheduler:
-        """Return the scheduler of a launch."""
         self.turns.ensure()
         if launch.watch is None:  # no `Watcher` keeps which device function each program is in
             launch.watch = SimpleNamespace(strands=defaultdict(lambda: SimpleNamespace(operation=None)))
@@ -53,11 +45,10 @@ class Explorer(Accesses):
     def _scheduler(self, launch: Any, run: Callable[..., None], timeout_s: float) -> Scheduler:
         if self._world.world_size == 1:
             self.memory.forget()
-        threads = LaunchThreads(self._tables, self._world.rank, self._host, launch.grid, gpu_of=self.gpu_of)
+        threads = LaunchStrands(self._tables, self._world.rank, self._host, launch.grid)
         return SeededScheduler(self.memory, threads, launch, run, timeout_s)
 
     def before_exchange(self, world: World) -> Any:
-        """Begin an exchange of ranks, before anything is sent."""
         watched = None if self._watcher is None else self._watcher.before_exchange(world)
         if world.shares_connections(self._world):
             self.turns.ensure()
@@ -70,7 +61,6 @@ class Explorer(Accesses):
         return watched, begun
 
     def after_exchange(self, begun: Any) -> None:
-        """End an exchange, when all ranks have come, with what `before_exchange` has returned."""
         if begun is None:
             return
         watched, own = begun

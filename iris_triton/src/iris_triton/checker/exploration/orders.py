@@ -34,7 +34,7 @@ from iris_triton.interpreter.scheduler import Cancelled, Program, Scheduler
 from iris_triton.interpreter.state import ProgramInfo, current
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from iris_core.world import World
     from iris_triton.checker.places import Heaps
@@ -80,12 +80,6 @@ class Orders(Explorer):
         self._heaps, self._journal, self._able = heaps, arrays["journal"], arrays["able"]
         self._start(order)
 
-    def begin_again(self, seed: str, gpu_of: Sequence[int] = ()) -> None:
-        """Go on with another order, where no kernel runs, in a world of one rank."""
-        self.turns.restart(0)
-        self.turns.control[[ROWS, POSITION]] = 0
-        self._start(seed)
-
     def _start(self, order: str) -> None:
         choices, _, asleep = order.removeprefix(NAME).partition("~")
         self._prefix = [int(each) for each in choices.split(".") if each]
@@ -108,7 +102,6 @@ class Orders(Explorer):
         self.turns.control[ROWS] = at + 1
 
     def rows(self) -> Any:
-        """Return the journal."""
         return self._journal[: int(self.turns.control[ROWS])].tolist()
 
     def as_json(self) -> str:
@@ -119,7 +112,6 @@ class Orders(Explorer):
         return (self.turns.rank + 1) << 44
 
     def begin(self, program: Program, grid: tuple[int, int, int]) -> None:
-        """Begin a program, or a part of one."""
         self.turns.ensure()
         name = self._host_name() + (self._launches << 24) + (ProgramInfo(program.pid, grid).linear_id << 4)
         while name in self._names.values():
@@ -129,7 +121,6 @@ class Orders(Explorer):
         self._add(KNOWS, name, self._host_name())
 
     def end(self, program: Program) -> None:
-        """End it."""
         self.turns.ensure()
         self.turns.moved()
         self._vain.pop(program, None)
@@ -207,7 +198,6 @@ class Orders(Explorer):
             self._pending.pop(program, None)
 
     def _say(self, own: OrderedScheduler) -> None:
-        """Let all ranks know which programs of this one can go on."""
         turns = self.turns
         states = [(self._names[each], can()) for each, can in self._pending.items() if each.scheduler is own]
         if len(states) > MAX_PROGRAMS:
@@ -264,7 +254,6 @@ class Orders(Explorer):
     def _begin(self, *, often: bool) -> Any: ...
 
     def fence(self, assembly: str) -> None:
-        """Record a fence, which is no decision."""
         Accesses.fence(self, assembly)
 
     def _note(self, addresses: Any, changed: Any, old: Any) -> None:

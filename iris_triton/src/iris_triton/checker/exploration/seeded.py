@@ -12,13 +12,15 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from iris_triton.checker.exploration.turns import AWAY, BEST, BOUNDED, LOWEST, MOVES, PROVEN, STATE, WAITED, mixed
+from iris_triton.checker.exploration.weak_memory import Thread
 from iris_triton.interpreter import scheduler
 from iris_triton.interpreter.scheduler import Cancelled, Program, Scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from iris_triton.checker.exploration.weak_memory import LaunchThreads, Thread, WeakMemory
+    from iris_triton.checker.exploration.weak_memory import WeakMemory
+    from iris_triton.checker.strands import LaunchStrands
 
 _STAGNATION_NS = 50_000_000  # passes at once where all programs wait and some look at the clock; then twice as much
 _AWAY_S = 1e-3  # between polls while a rank is somewhere else
@@ -61,7 +63,7 @@ class SeededScheduler(Scheduler):
     """As `Scheduler`, of one launch, with `memory` between the programs and the memory of all ranks."""
 
     def __init__(
-        self, memory: WeakMemory, threads: LaunchThreads, launch: Any, run: Callable[..., None], timeout_s: float
+        self, memory: WeakMemory, threads: LaunchStrands, launch: Any, run: Callable[..., None], timeout_s: float
     ) -> None:
         super().__init__(launch, between(self.begin, run, self.end), timeout_s)
         self.memory, self.threads, self._turns = memory, threads, memory.turns
@@ -99,15 +101,15 @@ class SeededScheduler(Scheduler):
 
     # -- programs ------------------------------------------------------------------------------------------------------
     def thread(self, program: Program) -> Thread:
-        """Return the buffer and the clocks of a program."""
         thread: Thread = self.threads.strands[program.pid].thread
         return thread
 
     def begin(self, program: Program) -> None:
-        """Begin a program, on its thread."""
         self._turns.ensure()
         self._turns.moved()
         self.threads.begin(program.pid)
+        strand = self.threads.strands[program.pid]
+        strand.thread = strand.thread or Thread(strand, self._turns.rank)
         self._initial[program.pid] = self.policy.priority(self._turns.rank, self._number, self._unstarted + 1)
 
     def end(self, program: Program) -> None:
@@ -248,6 +250,5 @@ class SeededScheduler(Scheduler):
         return self._priorities.setdefault(candidate, self._initial[candidate.pid])
 
     def _lower(self, program: Program) -> None:
-        """Let a program go after all others."""
         self._turns.control[LOWEST] -= 1
         self._priorities[program] = int(self._turns.control[LOWEST])

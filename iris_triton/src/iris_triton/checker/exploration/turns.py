@@ -76,11 +76,6 @@ class Turns:
             fds = [row[0].fd for row in world.exchange_segments([mine])]
             self._bells = [fd for fd in fds if fd is not None]
 
-    def restart(self, seed: int) -> None:
-        """Begin with another seed."""
-        self.seed = seed
-        self.control[DRAWN : LOWEST + 1] = 0
-
     # -- what the seed decides -----------------------------------------------------------------------------------------
     def draw(self, below: int) -> int:
         """Return a number from 0 to `below` - 1: the next one of the seed's row."""
@@ -99,7 +94,6 @@ class Turns:
         return int(self.control[STEPS])
 
     def clock(self) -> int:
-        """Nanoseconds, as kernels see them."""
         return int(self.control[CLOCK_NS])
 
     def pass_time(self, ns: int) -> int:
@@ -204,7 +198,6 @@ class Turns:
             self._pass_to_any()
 
     def leave(self) -> None:
-        """Take part no more; others go on."""
         with self._lock:
             self.ranks[self.rank, STATE] = LEFT
             self.control[MOVES] += 1

@@ -23,7 +23,7 @@ from iris_triton.checker.shared import CLOCKS, Tables
 from iris_triton.checker.strands import LaunchStrands, Strand, joined
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from iris_triton.checker.places import Heaps
 
@@ -71,21 +71,6 @@ class Thread:
         self.is_late = False  # whether the last load may see something else when it is repeated
 
 
-class LaunchThreads(LaunchStrands):
-    """The strands of one launch, with their threads."""
-
-    def __init__(self, *args: Any, gpu_of: Sequence[int] = ()) -> None:
-        super().__init__(*args)
-        self._gpu_of = gpu_of
-
-    def begin(self, pid: tuple[int, int, int]) -> None:
-        """Begin a program, or a partition of one."""
-        super().begin(pid)
-        strand = self.strands[pid]
-        if strand.thread is None:
-            strand.thread = Thread(strand, self._gpu_of[strand.program] if self._gpu_of else self._rank)
-
-
 class WeakMemory:
     """The buffers, the log, and what the seed makes of them; `arrays` are "log", "arena" and "fences", shared."""
 
@@ -110,7 +95,6 @@ class WeakMemory:
         self._tables.counters[CLOCKS] = 0
 
     def keys(self, addresses: Any) -> Any:
-        """As `Heaps.keys`, of this rank."""
         return self._heaps.keys(addresses, self.turns.rank)
 
     # -- the buffer ----------------------------------------------------------------------------------------------------
@@ -146,7 +130,7 @@ class WeakMemory:
         del thread.buffer[number]
         self._write(thread, chosen)
 
-    def let_some_out(self, launch: LaunchThreads) -> None:
+    def let_some_out(self, launch: LaunchStrands) -> None:
         """Let a store of a thread leave its buffer, if the seed wants that."""
         if self._drained and self.turns.draw(16) < self._drained:
             full = [strand.thread for strand in launch.strands.values() if strand.thread.buffer]

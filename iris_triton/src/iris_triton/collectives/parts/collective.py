@@ -118,7 +118,6 @@ class KernelCollective:
         return plan
 
     def plan(self, request: CollectiveRequest, team: Team) -> Plan:
-        """Make a plan for a team."""
         raise NotImplementedError
 
     def launch(self, plan: Plan, out: Any, inp: Any, stream: Any = None) -> None:

@@ -2,7 +2,7 @@
 
 On the CPU the host copies.  NVIDIA's driver is called through cuda-bindings, which torch's CUDA wheels bring, AMD's
 through hip-python.  A copy or flag enqueued while a stream is captured becomes a node of the graph.  Where
-`copies_obstacle` names a reason, a copier, flag writer or handles are an ImportError.
+`copies_obstacle` names a reason, `engines` raises ImportError.
 
 The second stream has higher priority on multiprocessors, which only its barrier needs: a product does not delay it.
 """
@@ -11,7 +11,8 @@ import ctypes
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Self
+from functools import partial
+from typing import Any, NamedTuple, Self
 
 import torch
 import triton
@@ -39,63 +40,49 @@ def copies_obstacle(device: DeviceType) -> str:
     return "" if found else f"the copy engines are driven through {distribution}, which is not installed"
 
 
-def copier(device: DeviceType) -> Callable[[Any, Any, int, Any], Any]:
-    """Return a function that copies memory which this process can address, peers' included.
+class Engines(NamedTuple):
+    """What the copy engines of a device do, without a multiprocessor; asynchronous on a GPU, at once on the CPU.
 
-    It takes the addresses of the target and of the source, the size in bytes, and the raw stream (0 for the default
-    one), as numbers or as `handles` converts them.  On a GPU the copy is asynchronous, and a DriverError is raised if
-    it cannot be enqueued; on the CPU it is synchronous and the stream is ignored.
+    Attributes:
+        copy: copies memory that this process can address, peers' included: target, source, bytes, stream.
+        write: writes a 32-bit word of such memory after all earlier work of a stream: address, value, 0, stream.  A
+            kernel that fills the device may wait for it; it must acquire with scope "sys".
+        address, raw: make what both take of an address, and of a raw stream (0 for the default one).  NVIDIA's bindings
+            convert numbers to objects at every call, which takes longer than the rest of the call in Python.
+
+    Both raise DriverError where the driver refuses.
     """
-    if device in _MODULES:
-        return _asking(device, "cuMemcpyDtoDAsync", "hipMemcpyDtoDAsync")
-    return lambda target, source, nbytes, stream: ctypes.memmove(target, source, nbytes)
+
+    copy: Callable[[Any, Any, int, Any], Any]
+    write: Callable[[Any, int, int, Any], Any]
+    address: Callable[[int], Any]
+    raw: Callable[[int], Any]
 
 
-def flag_writer(device: DeviceType) -> Callable[[Any, int, int, Any], None]:
-    """Return a function that writes a 32-bit word after all earlier work of a stream.
-
-    Its arguments are the word's address (a multiple of 4, also in a peer's memory), the value, 0, and the raw stream,
-    as numbers or as `handles` converts them.  The write needs no multiprocessor, so a kernel that fills the device may
-    wait for such words; it must acquire with scope "sys".
-    """
-    if device in _MODULES:
-        return _asking(device, "cuStreamWriteValue32", "hipStreamWriteValue32", stream_first=True)
-    # a kernel, so that the checker sees what it releases
-    return lambda address, value, flags, stream: _write_word[(1,)](address, value)
-
-
-def handles(device: DeviceType) -> tuple[Callable[[int], Any], Callable[[int], Any]]:
-    """Return functions that convert an address, and a raw stream, for repeated calls of a copier or flag writer.
-
-    NVIDIA's bindings convert numbers to objects at every call, which takes longer than the rest of the call in Python.
-    """
+def engines(device: DeviceType) -> Engines:
+    """Return the copy engines of a device."""
     if device is DeviceType.CUDA:
         from cuda.bindings import driver
 
-        return driver.CUdeviceptr, driver.CUstream
-    return int, int
-
-
-def _asking(
-    device: DeviceType, of_cuda: str, of_hip: str, *, stream_first: bool = False
-) -> Callable[[Any, Any, int, Any], None]:
-    """Wrap a driver's function of three numbers and a stream: raise DriverError for its result code."""
-    if device is DeviceType.CUDA:
-        from cuda.bindings import driver
-
-        function, success = getattr(driver, of_cuda), driver.CUresult.CUDA_SUCCESS
-    else:
+        success, kinds = driver.CUresult.CUDA_SUCCESS, (driver.CUdeviceptr, driver.CUstream)
+        copy, write = driver.cuMemcpyDtoDAsync, driver.cuStreamWriteValue32
+    elif device is DeviceType.HIP:
         from hip import hip  # type: ignore[import-not-found]
 
-        function, success = getattr(hip, of_hip), hip.hipError_t.hipSuccess
+        success, kinds = hip.hipError_t.hipSuccess, (int, int)
+        copy, write = hip.hipMemcpyDtoDAsync, hip.hipStreamWriteValue32
+    else:
+        move = lambda target, source, nbytes, stream: ctypes.memmove(target, source, nbytes)
+        # a kernel, so that the checker sees what it releases
+        return Engines(move, lambda address, value, flags, stream: _write_word[(1,)](address, value), int, int)
 
-    def ask(first: Any, second: Any, third: int, stream: Any) -> None:
-        arguments = (stream, first, second, third) if stream_first else (first, second, third, stream)
+    def ask(function: Any, *arguments: Any) -> None:
         (code,) = function(*arguments)
         if code != success:
             raise DriverError(function.__name__, int(code), code.name)
 
-    return ask
+    stream_first = lambda address, value, flags, stream: ask(write, stream, address, value, flags)
+    return Engines(partial(ask, copy), stream_first, *kinds)
 
 
 @triton.jit(do_not_specialize=("address", "value"))
@@ -127,8 +114,8 @@ class Side:
     """The second stream; on the CPU there is none, and copies are synchronous."""
 
     barrier: Callable[[Any], None]
-    copy: Callable[[Any, Any, int, Any], None]  # see `copier`, `flag_writer` and `handles`
-    write: Callable[[Any, int, int, Any], None]
+    copy: Callable[[Any, Any, int, Any], Any]  # these three: see `Engines`
+    write: Callable[[Any, int, int, Any], Any]
     address: Callable[[int], Any]
     second: SideStream | None = None
     stream: Any = None  # of `second`
@@ -138,8 +125,8 @@ class Side:
     def of(cls, team: Team, target: DeviceTarget) -> Self:
         """Make a second stream of a device, whose barrier is that of a team."""
         device = target.type
-        address, raw = handles(device)
-        side = cls(bind_alone(team), copier(device), flag_writer(device), address)
+        copy, write, address, raw = engines(device)
+        side = cls(bind_alone(team), copy, write, address)
         if device is not DeviceType.CPU:
             side.second = SideStream(target.index, priority=-1)  # before all that say nothing
             side.stream = side.second.stream
@@ -147,7 +134,6 @@ class Side:
         return side
 
     def wait(self) -> None:
-        """Make the second stream wait for earlier work of the main stream."""
         if self.second is not None:
             self.second.follow()
 
@@ -157,6 +143,5 @@ class Side:
         self.barrier(self.stream)
 
     def join(self) -> None:
-        """Make the main stream wait for the second stream."""
         if self.second is not None:
             self.second.join()

@@ -73,13 +73,11 @@ class Carrier:
     parts: int = 1
 
     def view(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the tensor as this type, in the same memory."""
         if self.parts > 1:
             return torch.view_as_real(tensor)
         return tensor if tensor.dtype is self.dtype else tensor.view(self.dtype)
 
     def extend(self, shape: Sequence[int], stride: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return shape and strides of the view."""
         if self.parts == 1:
             return tuple(shape), tuple(stride)
         return (*shape, self.parts), (*(self.parts * step for step in stride), 1)

@@ -52,7 +52,6 @@ class CpuBuilder(ElementwiseOps, _compat.InterpreterBuilder):  # type: ignore[mi
         raise AttributeError(name)
 
     def get_block_ty(self, dtype: Any, shape: Sequence[int]) -> Any:
-        """Return a block type, the same object every time."""
         return values.block_type(dtype, tuple(shape))
 
     def create_get_program_id(self, axis: int) -> Any:
@@ -143,9 +142,6 @@ class CpuBuilder(ElementwiseOps, _compat.InterpreterBuilder):  # type: ignore[mi
 
     def create_int_to_ptr(self, value: Handle, dst_type: Any) -> Handle:
         return Handle(value.data.astype(np.int64, copy=False).view(np.uint64), dst_type.scalar)
-
-    def create_ptr_to_int(self, value: Handle, dst_type: Any) -> Handle:
-        return Handle(accesses.plain(value.data).view(np.int64), dst_type.scalar)
 
     def create_bitcast(self, value: Handle, dst_type: Any) -> Handle:
         return Handle(value.data.view(numpy_dtype(dst_type)), dst_type.scalar)

@@ -18,7 +18,6 @@ import triton.language as tl
 from iris_core.errors import UnsupportedError
 from iris_triton import _compat
 from iris_triton.interpreter.entries import AROUND, ENTRY, PREPARED
-from iris_triton.interpreter.frontend import offsets
 from iris_triton.interpreter.frontend.builder import CpuBuilder
 from iris_triton.interpreter.frontend.elementwise import as_float
 from iris_triton.interpreter.frontend.operators import Operators, truth, unwrap
@@ -53,10 +52,10 @@ class Dialect(Operators):
             "slice": lambda *parts: builtins.slice(*(unwrap(part) for part in parts)),
         }
 
-    @functools.cached_property
-    def watched(self) -> Self:
-        """The same language, which knows offsets that have wrapped; for kernels that are checked for bounds."""
-        return type(self)(self.semantic, offsets.watched)
+    @functools.cache  # noqa: B019 - one instance for each language, never freed
+    def with_operators(self, around: Callable[[str, Callable[..., Any]], Callable[..., Any]]) -> Self:
+        """Return the same language with what `around` makes of its operators; the same object every time."""
+        return type(self)(self.semantic, around)
 
     def prepare(self, function: Any) -> Callable[..., Any]:
         """Return what runs a jitted function: its CPU entry, or its rewritten source."""
@@ -80,7 +79,6 @@ class Dialect(Operators):
         return _from_numpy(entry(program_info(), *map(_to_numpy, args), **named), self.block_type)
 
     def block_type(self, scalar: Any, shape: tuple[int, ...]) -> Any:
-        """Return the type of a block that a CPU entry returns."""
         return block_type(scalar, shape)
 
     def argument(self, value: Any, convert: Callable[[Any], Any]) -> Any:
@@ -96,7 +94,6 @@ class Dialect(Operators):
         )
 
     def run_program(self, body: Callable[..., Any], arguments: dict[str, Any]) -> None:
-        """Run one program of a launch."""
         body(**arguments)
 
     def call_JitFunction(self, function: Any, args: Any, kwargs: dict[str, Any], caller_context: Any = None) -> Any:
@@ -104,7 +101,6 @@ class Dialect(Operators):
         return self.prepare(function)(*args, **kwargs)
 
     def call(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Call anything that a kernel can call."""
         kind = function.__class__
         if kind is _compat.JITFunction:
             return self.prepare(function)(*args, **kwargs)
@@ -146,7 +142,6 @@ class Dialect(Operators):
         return functools.partial(_call_python, function)
 
     def _fill_handlers(self) -> None:
-        """Functions that the compiler treats specially."""
         handlers = self._handlers
         core = _compat.core
         handlers[builtins.range] = handlers[core.range] = self._range
@@ -163,7 +158,7 @@ class Dialect(Operators):
             handlers[kind] = functools.partial(_constant_of, kind)
         handlers[builtins.getattr] = self._getattr
         handlers[builtins.isinstance] = lambda value, kinds: isinstance(unwrap(value), kinds)
-        for builtin in (core.program_id, core.cast, core.load, core.store):
+        for builtin in (core.cast, core.load, core.store):
             quick = getattr(self, f"quick_{builtin.__name__}")
             handlers[builtin] = functools.partial(_first, quick, self._make_handler(builtin))
         handlers[tl.tensor.to] = handlers[core.cast]
@@ -197,7 +192,6 @@ class Dialect(Operators):
             raise
 
     def attribute(self, value: Any, name: str) -> Any:
-        """`value.name`."""
         if isinstance(value, tl.constexpr) and name not in ("value", "type"):
             value = value.value
         if name == "value" and not hasattr(value, "value"):

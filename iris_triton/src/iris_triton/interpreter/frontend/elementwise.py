@@ -33,7 +33,7 @@ def _on_floats(op: Callable[..., Array], dtype: Any = None) -> Operation:
         kind = operands[0].dtype
         if kind == tl.bfloat16:
             wide = op(*[numerics.bf16_to_f32(handle.data) for handle in operands])
-            return Handle(numerics.f32_to_bf16(wide), kind) if dtype is None else Handle(wide, dtype)
+            return Handle(numerics.to_bf16(wide), kind) if dtype is None else Handle(wide, dtype)
         if operands[0].data.dtype == np.uint8:
             raise UnsupportedError(f"there is no arithmetic on {kind}: convert it with .to(tl.float32) first")
         return Handle(op(*[handle.data for handle in operands]), kind if dtype is None else dtype)

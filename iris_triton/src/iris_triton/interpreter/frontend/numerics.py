@@ -29,19 +29,14 @@ def bf16_to_f32(bits: Array) -> Array:
     return (bits.astype(np.uint32) << _SIGN16).view(np.float32)
 
 
-def f32_to_bf16(values: Array) -> Array:
-    """Round float32 to bfloat16 bit patterns (uint16), to nearest, ties to even; NaN stays NaN."""
+def to_bf16(values: Array) -> Array:
+    """Convert numbers to bfloat16 bit patterns (uint16) by way of float32, as GPUs do; to nearest, ties to even."""
     values = np.ascontiguousarray(values, np.float32)
     bits = values.view(np.uint32)
     rounded = bits + (np.uint32(0x7FFF) + ((bits >> _SIGN16) & np.uint32(1)))
     result = (rounded >> _SIGN16).astype(np.uint16)
     result[np.isnan(values)] = 0x7FC0
     return result
-
-
-def to_bf16(values: Array) -> Array:
-    """Convert numbers to bfloat16 bit patterns by way of float32, as GPUs do."""
-    return f32_to_bf16(values.astype(np.float32))
 
 
 def float_to_int(values: Array, dtype: np.dtype[Any]) -> Array:

@@ -18,7 +18,6 @@ from iris_triton.interpreter.frontend.elementwise import shift_left, shift_right
 from iris_triton.interpreter.frontend.semantic import AmbiguousConditionError
 from iris_triton.interpreter.frontend.values import Array, TypeFacts, facts_of, plain_form, wrap
 from iris_triton.interpreter.memory import accesses
-from iris_triton.interpreter.state import current
 
 _Tensor = tl.tensor
 _constexpr = tl.constexpr
@@ -274,13 +273,6 @@ class Operators:
         return unwrap(value)[tuple(map(unwrap, index)) if isinstance(index, tuple) else unwrap(index)]
 
     # -- frequent builtins; NotImplemented where the builtin itself has to decide --------------------------------------
-    def quick_program_id(self, axis: Any) -> Any:
-        """tl.program_id of a valid axis."""
-        axis = unwrap(axis)
-        if axis not in (0, 1, 2):
-            return NotImplemented
-        return wrap(np.array([current.program.pid[axis]], np.int32), tl.int32)
-
     def quick_cast(self, value: Any, dtype: Any, fp_downcast_rounding: Any = None, bitcast: Any = False) -> Any:
         """tl.cast of a tensor, without a way to round."""
         if value.__class__ is not _Tensor or fp_downcast_rounding is not None:

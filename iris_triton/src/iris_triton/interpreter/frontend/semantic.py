@@ -1,4 +1,4 @@
-"""Triton's semantic layer with the parts replaced that only make sense for a compiler: regions and hints.
+"""Triton's semantic layer with the regions replaced, which only make sense for a compiler.
 
 A reduction's or scan's combine function is compiled for scalars.  Here it runs on whole arrays: its arguments are
 tensors of scalar type whose arrays have many elements, one per independent combination.  A combine function that
@@ -62,7 +62,7 @@ class _Tensor(metaclass=_TensorMaker):
 
 
 class ArrayRegions:
-    """Reductions, scans and elementwise functions on arrays, and hints; mixed into a semantic layer."""
+    """Reductions, scans and elementwise functions on arrays; mixed into a semantic layer."""
 
     tensor = _Tensor
 
@@ -179,11 +179,6 @@ class ArrayRegions:
             scalar = rows[0][k].type
             made.append(_as_tensor(data, type_.with_element_ty(scalar) if type_.is_block() else scalar))
         return tuple(made)
-
-    def multiple_of(self, value: Any, numbers: Any) -> Any:
-        return value
-
-    max_contiguous = max_constancy = multiple_of
 
 
 class CpuSemantic(ArrayRegions, _compat.TritonSemantic):  # type: ignore[misc]

@@ -46,7 +46,6 @@ class Handle:
         return scalar.element_ty.scalar if scalar.is_ptr() else scalar
 
     def clone(self) -> "Handle":
-        """Copy the array."""
         return Handle(self.data.copy(), self.dtype)
 
     def set_attr(self, key: str, value: Any) -> None:

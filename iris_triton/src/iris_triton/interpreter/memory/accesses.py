@@ -168,7 +168,7 @@ def _spread(data: Array, shape: tuple[int, ...]) -> Array:
 def _add_16_bit(addresses: Array, values: Array, mask: Array, sem: Any, element: Any) -> Array:
     def add(left: Array, right: Array) -> Array:
         if element == tl.bfloat16:
-            return numerics.f32_to_bf16(numerics.bf16_to_f32(left) + numerics.bf16_to_f32(right))
+            return numerics.to_bf16(numerics.bf16_to_f32(left) + numerics.bf16_to_f32(right))
         return (left.view(np.float16) + right.view(np.float16)).view(np.uint16)
 
     flat, operands = addresses.reshape(-1), values.reshape(-1).view(np.uint16)
