@@ -6,7 +6,6 @@ import triton
 import triton.language as tl
 from gluon_kernels import said_by_the_compiler
 from jobs_tiles import call, default_layout
-from kernel_text import kernel_of
 from tables import table
 from triton.experimental import gluon
 
@@ -101,36 +100,6 @@ def test_chunks_stay_on_a_die(count, dies, chunk):
         pieces = out[:whole][die::dies].view(-1, chunk)
         assert (pieces == pieces[:, :1] + torch.arange(chunk)).all()
         assert (pieces[:, 0] % chunk == 0).all()
-
-
-FUNCTION = """
-ctx = DeviceContext.from_tensor(context, 1)
-src, dst = tiles.make_tensor_view(staging, 16, 8, 8, 1), tiles.make_tensor_view(out, 16, 8, 8, 1)
-place = tiles.TileView(tl.program_id(0), 0, 8, 8)
-tile = tiles.Tile(tl.program_id(0), 0, 8, 8, place.partial(tiles.make_tensor_view(inp, 16, 8, 8, 1)))
-"""
-
-
-@table("text, variant", [
-    ("x.all_reduce_atomic(tile, dst, ctx)", "atomic"),
-    ("x.all_reduce_spinlock(tile, dst, locks, ctx)", "spinlock"),
-    ("x.all_reduce_one_shot(tile, src, dst, locks, ctx)", "one_shot"),
-    ("x.all_reduce_two_shot(tile, src, dst, locks, ctx)", "two_shot"),
-    ("x.all_reduce_two_shot(tile, src, dst, locks, ctx=ctx)", "two_shot"),
-    ("x.all_reduce_two_shot(tile, src, dst, locks, 0, 1, ctx)", "two_shot"),
-    ("x.reduce_scatter(tile, src, dst, locks, ctx)", "reduce_scatter"),
-    ("tl.store(dst.tile_ptr(place)[0], x.gather(place, src, 0, ctx))", "atomic"),
-])  # fmt: skip
-def test_functions_of_x_take_the_arguments_of_amds_iris(text, variant):
-    """test_tiles calls the methods, to which these pass them on, between ranks."""
-    names = {"tl": tl, "x": x, "tiles": tiles, "DeviceContext": DeviceContext}
-    kernel = kernel_of(triton.jit, "inp, staging, out, locks, context", FUNCTION + text, **names)
-    with Iris("1MiB", device="cpu") as ctx:
-        inp, out, locks = ctx.randn(16, 8), ctx.zeros(16, 8), tiles.make_locks(ctx, 16, 8, 8, 8, variant)
-        staging, rounded = ctx.zeros(16, 8, dtype=torch.bfloat16), inp.to(torch.bfloat16)
-        staging.copy_(rounded if "gather" in text else staging)
-        kernel[(2,)](inp, staging, out, locks, ctx.get_device_context())
-        assert torch.equal(out, rounded.float() if "src" in text else inp)
 
 
 @triton.jit
