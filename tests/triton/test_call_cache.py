@@ -133,14 +133,6 @@ def test_holds_many_calls_and_lets_them_go():
     assert not any(each() for each in seen)
 
 
-def test_neighbours_are_not_taken_for_tensors_apart():
-    cache, how, x, y = new(), ("op",), ARENA[64:128], ARENA[1023:1087]
-    cache.keep((x, y), how, "value")
-    assert cache((x, y), how) == "value"
-    assert cache((ARENA[64:128], ARENA[63:127]), how) is None  # one byte before it
-    assert cache((ARENA[64:128], ARENA[65:129]), how) is None
-
-
 def test_without_a_table_that_it_knows_there_is_no_cache(monkeypatch):
     def refuse(*about):
         raise ValueError("DLPack 2")
