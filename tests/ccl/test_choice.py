@@ -44,22 +44,6 @@ def one_point(folder, algorithm, **row):
     return table_file(folder, row, **head)
 
 
-@table("way", [2, 0.5])
-@table(("octaves", "is_near", "config"), [
-    (0, True, True), (0.49, True, True), (0.51, False, True), (1, False, True), (1.01, False, False), (3, False, False),
-])  # fmt: skip
-def test_near_close_and_far(tmp_path, way, octaves, is_near, config):
-    """Near, a point says what is the fastest; close, its configs serve, too; far, it is better than an estimate."""
-    path = one_point(tmp_path, "a", nbytes=int(MIB * way**octaves))
-    found = tables(tmp_path).nearest(OF_MIB)
-    assert (names(found), found.is_near, bool(found.entries[0].config)) == (["a"], is_near, config)
-    where = "" if is_near else f"at {found.entries[0].size[0]} bytes, heap tensors, 4 ranks "
-    assert found.reason == f"measured as the fastest {where}in {path}"
-    far = MIB * 8 + 8 if way == 2 else MIB // 8 - 8
-    one_point(tmp_path / "far", "a", nbytes=far)
-    assert tables(tmp_path / "far").nearest(OF_MIB) == ((), False)
-
-
 def test_the_order_of_what_is_near(tmp_path):
     """First the number of ranks, then the place; then whether the size is near, the type, and the distance."""
     order = [
@@ -108,24 +92,14 @@ def test_sizes_of_calls(tmp_path):
     assert tables(tmp_path).nearest(replace(uneven, options={})).is_near
 
 
-def test_the_first_folder_counts_and_is_compared_with_itself_alone(tmp_path):
-    """Times of two files were not measured together."""
-    own, shipped = tmp_path / "own", tmp_path / "shipped"
-    table_file(own, {"nbytes": MIB, "algorithm": "own"})
-    table_file(shipped, {"nbytes": MIB, "algorithm": "shipped", "seconds": 1e-7}, {"algorithm": "small"})
-    found = tables(own, shipped, tmp_path / "absent")
-    assert names(found.nearest(OF_MIB)) == ["own"]
-    assert names(found.nearest(replace(OF_MIB, nbytes=1024))) == ["small"]  # which the first one does not know
-    assert names(tables(shipped, own).nearest(OF_MIB)) == ["shipped"]
-
-
 def entry(algorithm="new", seconds=1e-6, **more):
     return Entry("all_reduce", "bfloat16", (MIB,), algorithm, seconds, group_size=4, **more)
 
 
 def test_what_was_measured_here_counts_before_all_files(tmp_path):
     own, shipped = tmp_path / "own", tmp_path / "shipped"
-    table_file(shipped, {"nbytes": MIB, "dtype": "bfloat16", "algorithm": "shipped", "seconds": 1e-9})
+    of_mib = {"nbytes": MIB, "dtype": "bfloat16", "algorithm": "shipped", "seconds": 1e-9}
+    table_file(shipped, of_mib, {"algorithm": "small"})
     known = tables(own, shipped)
     assert names(known.nearest(OF_MIB)) == ["shipped"]
     known.add([entry("new", 2e-6), entry("newer", 1e-6)], write=False)
@@ -134,7 +108,9 @@ def test_what_was_measured_here_counts_before_all_files(tmp_path):
     assert not own.exists()
     known.add([entry("again")], write=True)
     assert names(known.nearest(OF_MIB)) == ["again"]
-    assert names(tables(own, shipped).nearest(OF_MIB)) == ["again"]
+    assert names(tables(own, shipped).nearest(OF_MIB)) == ["again"]  # times of two files were not measured together
+    assert names(tables(shipped, own).nearest(OF_MIB)) == ["shipped"]
+    assert names(tables(own, shipped).nearest(replace(OF_MIB, nbytes=1024))) == ["small"]  # which `own` has not
     assert [path.name for path in own.iterdir()] == ["cpu-4.json"]
     known.add([replace(entry("of two"), group_size=2)], write=False)  # which says nothing of four
     assert names(known.nearest(OF_MIB)) == ["again"]
@@ -319,22 +295,17 @@ def test_the_config_that_was_measured_is_used(tmp_path):
     assert chooser(*algorithms, folders=[tmp_path / "two"]).choose(REQUEST, None).name == "slow"
 
 
-def contenders(*algorithms, folder=None, few=True, request=REQUEST, config=None):
-    choice = chooser(*algorithms, folders=[folder] if folder else ())
-    return choice.contenders(request, config, few=few)
-
-
 def test_a_few_are_worth_measuring_or_all():
     algorithms = [Algorithm(f"{n / 10} s", n / 10) for n in (19, 12, 10, 16, 25, 11, 13, 14)]
     algorithms.append(Algorithm("bad", 0.1, "no"))
     algorithms.append(Algorithm("always", 9.0, always_measured=True, measured_only=True))
-    assert [name for name, _ in contenders(*algorithms)] == [
-        "1.0 s", "1.1 s", "1.2 s", "1.3 s", "1.4 s", "1.6 s", "always"
-    ]  # fmt: skip
-    everything = [name for name, _ in contenders(*algorithms, few=False)]
-    assert everything == ["1.9 s", "1.2 s", "1.0 s", "1.6 s", "2.5 s", "1.1 s", "1.3 s", "1.4 s", "always"]
-    in_gluon = contenders(*algorithms, Algorithm("other", 50.0, plugin="gluon"), config=Config(use_gluon=True))
-    assert in_gluon == [("other", {})]
+    few, all_of_them = (
+        [name for name, _ in chooser(*algorithms).contenders(REQUEST, None, few=few)] for few in (True, False)
+    )
+    assert few == ["1.0 s", "1.1 s", "1.2 s", "1.3 s", "1.4 s", "1.6 s", "always"]
+    assert all_of_them == ["1.9 s", "1.2 s", "1.0 s", "1.6 s", "2.5 s", "1.1 s", "1.3 s", "1.4 s", "always"]
+    choice = chooser(*algorithms, Algorithm("other", 50.0, plugin="gluon"))
+    assert choice.contenders(REQUEST, Config(use_gluon=True), few=True) == [("other", {})]
 
 
 NUMBERS = ("block_size_m", "block_size_n", "swizzle_size", "comm_sms", "num_xcds", "chunk_size", "num_stages",
@@ -383,18 +354,10 @@ def test_reductions():
             reduce_op(op)
 
 
-SHIPPED = sorted(TABLES.glob("*.json"))
-
-
-@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(TABLES.glob("*.json")), ids=lambda path: path.stem)
 def test_shipped_tables_name_algorithms_that_exist(path):
     found = read_table(path)
     known = {(each.op, each.name) for each in collectives()}
     known |= {(op, "nccl") for op in IN_NODES}
     assert {(entry.op, entry.algorithm) for entry in found.entries} <= known
     assert path.stem.endswith(f"-{found.group_size}")
-    tables = Tables(Path("there is no such folder"), [TABLES], "NVIDIA H200")
-    for op in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
-        for nbytes in (1, 1 << 14, 1 << 22, 1 << 28):
-            near = tables.nearest(replace(REQUEST, op=op, nbytes=nbytes, group_size=found.group_size))
-            assert near.entries[0].source == str(path), f"{op} of {nbytes} bytes"
