@@ -6,7 +6,6 @@ import os
 import pathlib
 import re
 import threading
-import time
 from types import SimpleNamespace
 from unittest import mock
 
@@ -15,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ccl_cases import OPS
-from jobs_ccl import on_heap, total
+from jobs_ccl import on_heap, total, wait_until
 from jobs_common import environment, kind_of, said_by, unlike
 
 from iris_core import Iris
@@ -346,13 +345,6 @@ def kinds_without_end(device):
         assert len(usual) == 1
 
 
-def wait_for(file):
-    deadline = time.monotonic() + 60
-    while not file.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 @on_heap("8MiB")
 def refused_by_one_that_is_ahead(ctx, folder):
     """Rank 0 refuses a call of an operation that all have called before, and the others come to none until it has."""
@@ -361,7 +353,7 @@ def refused_by_one_that_is_ahead(ctx, folder):
     if ctx.cur_rank == 0:
         assert kind_of(ctx.ccl.all_reduce, out, out[:5]) == "ArgumentError"
         raised.touch()
-    wait_for(raised)
+    wait_until(raised.exists)
     if ctx.cur_rank != 0:
         assert kind_of(ctx.barrier) == "RankMismatchError"
     ctx.barrier()
@@ -387,7 +379,7 @@ def laid_out_otherwise(ctx, folder):
         with mock.patch.object(members, "ABSENT_S", 1.0):
             assert unlike((words, lambda: reduce(out, strided))) == []
         raised.touch()
-    wait_for(raised)
+    wait_until(raised.exists)
     if ctx.cur_rank == 0:
         assert kind_of(ctx.barrier) == "RankMismatchError"
     ctx.barrier()

@@ -268,9 +268,8 @@ def calls_that_differ(cache, what, words):
 def test_results_are_right_after_measuring_also_in_place(pool, num_ranks, device, members, mode, tmp_path):
     for rank, reasons in enumerate(pool.run(results, num_ranks, device, str(tmp_path), members, mode)):
         assert len(reasons) == 4 * (rank in members)
-        alone = (
-            {"the cheapest by its model"} if device == "cuda" and members == (2, 0) else set()
-        )  # NCCL knows no other order
+        # NCCL knows no other order
+        alone = {"the cheapest by its model"} if device == "cuda" and members == (2, 0) else set()
         assert set(reasons) - alone == ({HERE} if rank in members else set())
 
 
