@@ -12,7 +12,7 @@ import planted_messages
 import planted_programs
 import pytest
 import torch
-from corpus import N, kernel, launch
+from corpus import PROGRAM, N, kernel, launch
 
 from iris_core import Iris
 from iris_core.errors import SettingsError
@@ -20,17 +20,6 @@ from iris_triton.checker import CheckError, DataRaceError, FreedMemoryError, ben
 from iris_triton.checker.reports import RACE, benign_ranges
 
 pytest_plugins = ["iris_triton.testing.checked"]
-
-PROGRAM = """
-    import sys
-    import planted_programs
-    from iris_core import Iris
-
-    with Iris("4MiB", device="cpu") as ctx:
-        planted_programs.CASES["programs_without_flag"].run(ctx, sys.argv[1] == "bug")
-    print("output")
-    sys.exit(int(sys.argv[2]))
-"""
 
 
 def test_the_command_line_has_a_status(check):
@@ -67,25 +56,29 @@ def test_what_checks_nothing_fails(check, options, program):
     assert '"checked": false' in done.out or "opened no context that could be checked" in done.out
 
 
-def test_a_picture_of_nothing_and_one_without_a_folder(check, tmp_path):
+def test_a_picture_of_nothing(check, tmp_path):
     done = check(PROGRAM, f"--timeline {tmp_path}/none.json", "right 0")
     assert (done.status, "data race" in done.out) == (0, False)
     assert json.loads((tmp_path / "none.json").read_text())["traceEvents"] == []
-    done = check(PROGRAM, f"--timeline {tmp_path}/no/where.json", "right 0")
-    assert "there is no folder" in done.err
-    assert "output" not in done.out
 
 
 def test_wrong_options_are_refused(check, monkeypatch, tmp_path):
     with pytest.raises(SettingsError):
         Iris("1MiB", device="cpu", check="race")
-    for options, said in ((f"--timeline {tmp_path}", "is a folder"), ("--only ,", "at least one of")):
-        done = check(PROGRAM, options, "right 0")
+    for options, said in {
+        f"--timeline {tmp_path}": "is a folder", f"--timeline {tmp_path}/no/where.json": "there is no folder",
+        "--only ,": "at least one of", "--only bounds --all-orders 2": "needs races", "--all-orders 0": "positive",
+        "--seeds 0": "positive", "--seeds 2 --replay 1": "not allowed with", "--replay foo": "not 'foo'",
+        "--replay -3": "--replay needs a seed, such as 7, or an order",
+    }.items():  # fmt: skip
+        done = check(PROGRAM, options, "bug 0")
+        assert done.status != 0
         assert said in done.err
         assert "output" not in done.out
-    monkeypatch.setenv("IRIS_CHECK_SEED", "5")
-    with pytest.raises(SettingsError, match="needs schedules"):
-        Iris("1MiB", device="cpu", check="races")
+    for seed, checks, said in (("5", "races", "needs schedules"), ("-1", "schedules", "SEED")):
+        monkeypatch.setenv("IRIS_CHECK_SEED", seed)
+        with pytest.raises(SettingsError, match=said):
+            Iris("1MiB", device="cpu", check=checks)
 
 
 def test_seeds_are_numbers_and_ranks_are_counted(check):
