@@ -15,7 +15,6 @@ Threads run on the GPUs in `gpus`, one each: programs of one launch that stand f
 """
 # mypy: ignore-errors
 
-import functools
 import linecache
 import re
 from typing import NamedTuple
@@ -61,11 +60,6 @@ class Litmus(NamedTuple):
         return {name: int(value) for name, value in re.findall(r"(\w+)=(-?\d+)", self.text.partition("|-")[2])}
 
 
-def _fence(kind, scope):
-    text = f"fence.{kind}.{scope}; mov.u32 $0, 0;"
-    return f'tl.inline_asm_elementwise("{text}", "=r", [], dtype=tl.int32, is_pure=False, pack=1)'
-
-
 class Program:
     """The kernel of a test, the words that it has, and what its loads are to see."""
 
@@ -92,7 +86,8 @@ class Program:
         code, *rest = op.split()
         name, *how = code.split(".")
         if name == "fence":
-            return _fence(*how)
+            text = f"{code}; mov.u32 $0, 0;"
+            return f'tl.inline_asm_elementwise("{text}", "=r", [], dtype=tl.int32, is_pure=False, pack=1)'
         sem, scope = (f'"{_SEMS[how[0]]}"', f'"{how[1]}"') if how else (None, None)
         place = f"words + {self.words.setdefault(rest[0], len(self.words))}"
         if name == "st":
@@ -117,10 +112,7 @@ class Runner:
 
     def __init__(self, ctx):
         self._words, self._out = ctx.zeros(32, dtype=torch.int32), ctx.zeros(64, dtype=torch.int32)
-
-    @functools.cached_property
-    def explorer(self):
-        return group.watcher
+        self.explorer = group.watcher
 
     def outcome(self, program, seed):
         """Run a program under a seed; returns what loads have seen, and memory."""
