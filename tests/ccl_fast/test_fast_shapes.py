@@ -1,12 +1,14 @@
-"""Where algorithms of packets are offered, when they are chosen, and how they are launched."""
+"""Algorithms of packets: where they are offered, chosen and launched; the kit on every algorithm."""
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
 import triton
 import triton.language as tl
+from ccl_cases import OPS, registered
 from emulation import emulation
 from tables import table
 
@@ -14,10 +16,14 @@ from iris_core import Iris
 from iris_core.ccl import Config
 from iris_core.dispatch.choice import Chooser, Tables
 from iris_core.dispatch.tables import read_table
+from iris_core.protocols import Collective
+from iris_core.testing import CollectiveConformance
 from iris_core.testing.conformance.collective_jobs import usual
+from iris_core.testing.conformance.plugin import member_problems
 from iris_core.types import DeviceTarget, DeviceType
 from iris_triton import interpreter
 from iris_triton.collectives import TABLES, collectives, fast_collectives
+from iris_triton.collectives.nvls import Nvls
 from iris_triton.collectives.packets import base as fast_algorithms
 from iris_triton.collectives.packets import fabric
 from iris_triton.collectives.packets.exchange import shape_for
@@ -131,3 +137,34 @@ def test_facts_are_read(tmp_path, monkeypatch, text, holds):
     fabric.has_whole_lines.cache_clear()
     assert fabric.has_whole_lines("NVIDIA X-200") is holds
     fabric.has_whole_lines.cache_clear()
+
+
+OF_PLUGINS = [name for name in dir(CollectiveConformance) if name.startswith(("test_static", "test_world"))]
+
+
+class Host(CollectiveConformance):
+    """The kit's tests without ranks, of an algorithm that is no plugin."""
+
+    @pytest.fixture
+    def created(self):
+        return self.algorithm
+
+    @pytest.fixture
+    def info(self):
+        on_cpu = DeviceType.CPU, *([] if isinstance(self.algorithm, Nvls) else [DeviceType.HIP, DeviceType.CUDA])
+        return SimpleNamespace(devices=getattr(self.algorithm, "devices", on_cpu))
+
+    @pytest.fixture
+    def target(self):
+        return DeviceTarget(DeviceType.CPU)
+
+    def test_host_protocol(self):
+        assert member_problems(self.algorithm, Collective) == []
+
+    test_host_diagnosis = None
+
+
+for _each in registered().values():
+    if _each.op in OPS and "torch" in _each.layouts and _each.name != "copy_engine":  # whose driver is not here
+        _own = dict.fromkeys(OF_PLUGINS) | {"algorithm": _each}
+        globals()[f"Test_{_each.op}_{_each.name}"] = type(f"Test_{_each.op}_{_each.name}", (Host,), _own)
