@@ -11,6 +11,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from kernel_text import kernel_of
 from tables import table
 
 from iris_core.errors import UnsupportedError
@@ -25,9 +26,7 @@ def fill(out, n, value=1.0, B: tl.constexpr = 64):
     tl.store(out + i, value, mask=i < n)
 
 
-@triton.jit
-def pair(x, out):
-    tl.store(out, tl.load(x))
+pair = kernel_of(triton.jit, "x, out", "tl.store(out, tl.load(x))", tl=tl)
 
 
 def test_forms_of_launches():
@@ -74,7 +73,7 @@ def test_what_does_not_fit_is_refused_before_anything_runs(grid, args, named, er
 
 
 def test_tensors_on_different_devices_are_refused():
-    with pytest.raises(ValueError, match="argument 'out' of kernel 'pair' is on meta, but other arguments are on"):
+    with pytest.raises(ValueError, match="argument 'out' of kernel 'kernel' is on meta, but other arguments are on"):
         pair[(1,)](torch.zeros(4), torch.zeros(4, device="meta"))
 
 
@@ -97,20 +96,14 @@ def test_enabling_is_idempotent_and_disabling_restores(monkeypatch):
         interpreter.enable()
 
 
-@triton.jit(do_not_specialize=["n"], do_not_specialize_on_alignment=["out"])
-def hooked(out, n):
-    tl.store(out, n + 1)
-
-
 def test_hooks_run_before_the_kernel_with_its_arguments():
-    out, seen = torch.zeros(4), []
+    as_given = triton.jit(do_not_specialize=["n"], do_not_specialize_on_alignment=["out"])
+    hooked, out, seen = kernel_of(as_given, "out, n", "tl.store(out, n + 1)", tl=tl), torch.zeros(4), []
     hooked.add_pre_run_hook(lambda *args, **kwargs: seen.append((args, kwargs, out.clone())))
     hooked[(1,)](out, n=1)
-    ((args, kwargs, before),) = seen
-    assert args[0] is out
-    assert kwargs == {"n": 1}
-    assert not before.any()
-    assert out[0] == 2
+    (((first,), named, before),) = seen
+    assert first is out
+    assert (named, before.tolist(), out.tolist()) == ({"n": 1}, [0] * 4, [2, 0, 0, 0])
 
 
 @triton.autotune(
@@ -141,9 +134,7 @@ def assembly(out, text: tl.constexpr):
     tl.store(out, tl.inline_asm_elementwise(text, "=r", [], dtype=tl.int32, is_pure=False, pack=1))
 
 
-@triton.jit
-def many_types(a, b, c, d, e):
-    return a
+many_types = kernel_of(triton.jit, "a, b, c, d, e", "return a")
 
 
 @triton.jit

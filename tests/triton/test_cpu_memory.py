@@ -138,6 +138,9 @@ def test_addresses_from_memory_need_a_named_region(heap):
         indirect[(1,)](addresses, out, N=4)
     interpreter.unregister_memory(first)
     interpreter.unregister_memory(first)
+    for address, nbytes in ((0, 8), (100, 0), (100, -1), (2**64 - 4, 8)):
+        with pytest.raises(ValueError, match="give a positive address"):
+            interpreter.allow_region(address, nbytes)
     with interpreter.configured(bounds_check=False):
         indirect[(1,)](addresses, out, N=4)
     assert out.tolist() == [0, -1, -2, -3]
@@ -147,24 +150,17 @@ def test_addresses_from_memory_need_a_named_region(heap):
     assert [heap.tensor(rank, 256, 2).tolist() for rank in (0, 1)] == [[0, -2], [-1, -3]]
 
 
-@table("address, nbytes", [(0, 8), (100, 0), (100, -1), (2**64 - 4, 8)])
-def test_impossible_regions_are_refused(address, nbytes):
-    with pytest.raises(ValueError, match="give a positive address"):
-        interpreter.allow_region(address, nbytes)
-
-
-@triton.jit
-def misaligned(p, out):
-    q = (p.to(tl.int64) + 1).to(tl.pointer_type(tl.int32))
-    i = tl.arange(0, 2)
-    tl.store(out + i, tl.load(q + i))
-    tl.store(q + i, i + 1)
+MISALIGNED = """
+q, i = (p.to(tl.int64) + 1).to(tl.pointer_type(tl.int32)), tl.arange(0, 2)
+tl.store(out + i, tl.load(q + i))
+tl.store(q + i, i + 1)
+"""
 
 
 def test_misaligned_elements():
     data, out = torch.arange(16, dtype=torch.uint8), torch.zeros(2, dtype=torch.int32)
     expected = data[1:9].clone().view(torch.int32)
-    misaligned[(1,)](data, out)
+    kernel_of(triton.jit, "p, out", MISALIGNED, tl=tl)[(1,)](data, out)
     assert torch.equal(out, expected)
     assert data[1:9].tolist() == [1, 0, 0, 0, 2, 0, 0, 0]
 
