@@ -6,8 +6,8 @@ import json
 import jobs_corpus
 import pytest
 from corpus import PROGRAM
-from litmus_programs import Litmus, Program, Runner
 from ops_cases import Case as Product
+from test_litmus import Litmus, Program, Runner
 
 from iris_core import Iris
 from iris_core.cli.all_orders import name_of, walk
@@ -125,7 +125,7 @@ def outcomes(test):
     ("st.rlx.sys x 1 || ld.rlx.sys x; ld.rlx.sys y || ld.rlx.sys y; ld.rlx.sys x || st.rlx.sys y 1", 15),
 ])  # fmt: skip
 def test_each_order_that_differs_is_walked_once(runner, text, count):
-    test = Litmus("orders", "", True, (0,) * 4, text)
+    test = Litmus("orders", True, (0,) * 4, text)
     program, found, names = Program(test), set(), []
 
     def run(order):
