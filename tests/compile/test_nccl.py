@@ -10,6 +10,7 @@ import pathlib
 import re
 import tomllib
 
+import gluon_kernels
 import pytest
 import torch
 import triton
@@ -17,16 +18,15 @@ import triton.language as tl
 from gluon_kernels import said_by_the_compiler
 from packaging.requirements import Requirement
 from tables import table
-from triton.experimental import gluon
-from triton.experimental.gluon import language as gl
 
 from iris_core.errors import UnsupportedError
 from iris_core.types import Network
-from iris_gluon import IrisDeviceCtx
 from iris_triton.context import DeviceContext
 from iris_triton.device_barrier import copy_between_nodes
 from iris_triton.language import gin
+from iris_triton.language.blocks import lanes
 from iris_triton.testing.compile_only import compile_for
+from iris_triton.testing.languages import in_gluon
 
 ROOT = pathlib.Path(__file__).parents[2]
 FACTS = pathlib.Path(__file__).with_name("nccl_functions.json")
@@ -87,25 +87,13 @@ def test_the_extra_brings_versions_that_have_a_shim():
 @triton.jit
 def exchange(data, box, flags, context, n, peer, W: tl.constexpr, BLOCK: tl.constexpr, OP: tl.constexpr):
     ctx = DeviceContext.from_tensor(context, W)
-    i = tl.arange(0, BLOCK)
+    i = lanes(BLOCK)
     ctx.put(data + i, box + i, peer, mask=i < n)
     ctx.put_signal(data + i, box + i, flags, 1, peer, op=OP, mask=i < n)
     ctx.put_signal(data, box, flags, 1, peer, op=OP)
     ctx.signal(flags + 1, 3, peer, op=OP)
     ctx.wait(flags, 2)
     tl.store(data + i, ctx.load(box + i, peer), mask=i < n)
-    ctx.get(box + i, data + i, peer, mask=i < n)
-    ctx.flush()
-
-
-@gluon.jit
-def exchange_in_gluon(Context: gl.constexpr, data, box, flags, context, n, peer, BLOCK: gl.constexpr):
-    ctx = Context.initialize(context)
-    i = gl.arange(0, BLOCK, gl.BlockedLayout([1], [32], [4], [0]))
-    ctx.put(data + i, box + i, peer, mask=i < n)
-    ctx.put_signal(data + i, box + i, flags, 1, peer, op="add", mask=i < n)
-    ctx.signal(flags + 1, 3, peer, op="add")
-    ctx.wait(flags, 2)
     ctx.get(box + i, data + i, peer, mask=i < n)
     ctx.flush()
 
@@ -171,7 +159,7 @@ def test_functions_of_offsets_compile(version):
 @table("kernel, arguments, sizes, least", [
     (exchange, ARGUMENTS, {**SIZES, "OP": "add"}, 100_000),
     (exchange, ARGUMENTS, {**SIZES, "OP": "set"}, 100_000),
-    (exchange_in_gluon, (IrisDeviceCtx, *ARGUMENTS, 256), {}, 100_000),
+    (in_gluon(exchange, DeviceContext=gluon_kernels), ARGUMENTS, {**SIZES, "OP": "add"}, 100_000),
     (rows, (torch.float16, torch.float16, torch.int64, 3), {"W": 4}, 0),
     *((copy_between_nodes, (torch.int64, 4, 1, 0, 1 << 33, 128, 64, 1), {"GETS": gets, "SIGNALS": not gets}, 0)
       for gets in (False, True)),  # what the host launches
