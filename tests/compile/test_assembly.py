@@ -1,21 +1,25 @@
 """Kernels compile without a GPU, in both languages, and their assembly has what it must have."""
 
 import collections
+import dataclasses
+import functools
 import itertools
 import re
 
 import compile_language
-import gluon_cases
+import compile_tiles
 import pytest
 import torch
 import triton
 import triton.language as tl
 from kernel_text import kernel_of
 from tables import table
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
 from triton.runtime import driver
 
 from iris_core.types import CompileCase, DeviceType
-from iris_gluon import IrisDeviceCtx
+from iris_gluon import IrisDeviceCtx, default_layout
 from iris_triton import language
 from iris_triton.collectives.nvls import nvls
 from iris_triton.context import DeviceContext
@@ -24,6 +28,7 @@ from iris_triton.language.multimem import multimem_fence, multimem_load_reduce, 
 from iris_triton.launcher import early_launch
 from iris_triton.testing import selftest
 from iris_triton.testing.compile_only import TARGETS, assembly, compile_for
+from iris_triton.testing.languages import in_gluon
 
 F32, BF16, F16, I64 = torch.float32, torch.bfloat16, torch.float16, torch.int64
 
@@ -234,7 +239,27 @@ def self_test_cases():
     ]
 
 
-LISTS = {"triton": [*compile_language.compile_cases(), *self_test_cases()], "gluon": gluon_cases.compile_cases()}
+@gluon.jit
+def from_argument(IrisDeviceCtx: gl.constexpr, context, x):
+    """The form of AMD's Iris: the class is an argument."""
+    ctx = IrisDeviceCtx.initialize(context)
+    i = gl.arange(0, 1024, layout=default_layout([1024], vector=4))
+    ctx.store(x + i, 1.0, (ctx.cur_rank + 1) % ctx.num_ranks)
+
+
+def gluon_cases():
+    """Return a case for every device function in representative element types and for tiles."""
+    (stores,) = (case for case in compile_language.compile_cases() if case.name == "initialize")
+    arguments = (IrisDeviceCtx, torch.int64, torch.float32)
+    translated = functools.cache(functools.partial(in_gluon, default_layout=default_layout))
+    return [
+        *compile_language.language_cases(IrisDeviceCtx, functools.cache(in_gluon)),
+        *compile_tiles.compile_cases(IrisDeviceCtx, translated),
+        dataclasses.replace(stores, kernel=from_argument, args=arguments, kwargs={}),
+    ]
+
+
+LISTS = {"triton": [*compile_language.compile_cases(), *self_test_cases()], "gluon": gluon_cases()}
 CASES = {of: {case.name: case for case in cases} for of, cases in LISTS.items()}
 
 RARE = {"collective-reduce-direct", "collective-push-members", "operation-reduce-rows"}
