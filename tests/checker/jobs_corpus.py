@@ -67,21 +67,11 @@ def exploring(seed, path="", checks="schedules"):
 CASES = {**planted_messages.CASES, **planted_programs.CASES, **planted_memory.CASES}
 
 
-@contextlib.contextmanager
-def kept_results():
-    """Keep what the cases compute outside of the heap."""
-    corpus.kept = found = []
-    try:
-        yield found
-    finally:
-        corpus.kept = None
-
-
 def run_case(name, bug, seeds, path="", look=None):
     """What a case computes, or its error, and what `look` finds, by schedule; with a path, races are looked for."""
-    told = []
+    told, checks = [], "races,schedules" if path else "schedules"
     for seed in seeds:
-        with exploring(seed, path, "races,schedules" if path else "schedules"), kept_results() as found:
+        with exploring(seed, path, checks), mock.patch.object(corpus, "kept", []) as found:
             try:
                 with Iris("4MiB", device="cpu") as ctx:
                     CASES[name].run(ctx, bug)

@@ -71,7 +71,7 @@ exchanged, device = methodcaller("barrier"), methodcaller("device_barrier")
 relaxed = methodcaller("device_barrier", sem="relaxed")
 
 
-def in_turn(name, about, first, barrier, second, wrong=lambda ctx: None):
+def in_turn(name, about, first, barrier, second, wrong=lambda ctx: None, ranks=2):
     """Enter two steps of the host or of kernels, with a barrier between them, or what is wrong in its place."""
 
     def run(ctx, bug):
@@ -83,7 +83,7 @@ def in_turn(name, about, first, barrier, second, wrong=lambda ctx: None):
         ctx.barrier()
 
     run.__doc__ = about
-    CASES[name] = Case(run, 2, "race", {"A": {first[1]}, "B": {second[1]}})
+    CASES[name] = Case(run, ranks, "race", {"A": {first[1]}, "B": {second[1]}})
 
 
 in_turn("kernels_without_barrier", "A kernel stores to the peer, the next one reads there.", STORES, device, READS)
@@ -103,21 +103,14 @@ in_turn("relaxed_barrier", "A barrier between a store and a load of it is relaxe
 in_turn("relaxed_overwrites", "Behind reads a relaxed barrier is enough.", LOADS, relaxed, CHANGES)
 
 
+def by(rank, step):
+    return lambda ctx, data: ctx.cur_rank == rank and step[0](ctx, data), step[1]
+
+
 def of_one(name, about, order, ranks=2):
     """Enter a change by rank 0, and a load of it by rank 1, with something between them that both call."""
-
-    def run(ctx, bug):
-        data = ctx.zeros(N)
-        ctx.barrier()
-        if ctx.cur_rank == 0:
-            CHANGES[0](ctx, data)
-        order(ctx.cur_rank, bug)
-        if ctx.cur_rank == 1:
-            LOADS[0](ctx, data)
-        ctx.barrier()
-
-    run.__doc__ = about
-    CASES[name] = Case(run, ranks, "race", {"A": {CHANGES[1]}, "B": {LOADS[1]}})
+    right, wrong = (lambda ctx, bug=bug: order(ctx.cur_rank, bug) for bug in (False, True))
+    in_turn(name, about, by(0, CHANGES), right, by(1, LOADS), wrong, ranks)
 
 
 unawaited = []
