@@ -20,6 +20,8 @@ from iris_core.errors import ArgumentError
 from iris_core.ops import FusedConfig
 from iris_core.tuning.samples import KINDS, LAYERS, SPOILED, FusedSample, FusedTuneOptions, TuneOptions
 from iris_core.tuning.tuner import tune_on_this_rank
+from iris_triton.collectives.pull_reduce import PullReduce
+from iris_triton.gemm.matmul_reduce import Reduce
 
 
 @on_heap("16MiB")
@@ -42,31 +44,17 @@ def samples(ctx, wanted, algorithm=None):
                 assert not sample.is_right(out), sample
 
 
-def _broken(op, name, launch):
-    from iris_triton import collectives as package
-    from iris_triton import gemm
-
-    where, what = (gemm, "operations") if "matmul" in op else (package, "collectives")
-    offered = getattr(where, what)
-
-    def changed(**options):
-        found = offered(**options)
-        for each in found:
-            if (each.op, each.name) == (op, name):
-                each.launch = launch
-        return found
-
-    return mock.patch.object(where, what, changed)
+CLASSES = {"one_shot": PullReduce, "two_shot": Reduce}  # of all_reduce, and of matmul_all_reduce
 
 
 def tune(device, wanted, broken="", limit_s=100.0, refuses=False):
     """Tune, with an algorithm that launches nothing, or that cannot be launched; every rank's findings."""
-    op, kind = wanted["ops"][0], FusedTuneOptions if "layers" in wanted else TuneOptions
+    kind = FusedTuneOptions if "layers" in wanted else TuneOptions
     no_room = RuntimeError("out of resource: shared memory\nand more")
     launch = mock.Mock(side_effect=no_room if refuses else None)
     options = RunOptions(num_ranks=2, device=device, heap_size="24MiB", limit_s=limit_s)
     with (
-        _broken(op, broken, launch) if broken else contextlib.nullcontext(),
+        mock.patch.object(CLASSES[broken], "launch", launch) if broken else contextlib.nullcontext(),
         tempfile.TemporaryDirectory() as cache,
         environment(IRIS_TUNE="exhaustive", IRIS_CACHE_DIR=cache),  # as `iris tune` runs ranks
     ):
