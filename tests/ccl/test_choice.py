@@ -1,6 +1,7 @@
 """Measured tables, which algorithm is chosen, and what is said of it; what a config may be; reductions by name."""
 
 import pickle
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,6 +9,7 @@ from unittest import mock
 
 import pytest
 import torch.distributed as dist
+from jobs_common import said_by
 from table_files import table_file
 from tables import table
 
@@ -183,29 +185,66 @@ def chooser(*algorithms, folders=(), unusable=()):
     return Chooser(algorithms, Tables(cache, shipped, "cpu"), unusable)
 
 
-def test_the_cheapest_that_can_or_the_named_one():
-    two_shot = Algorithm("two_shot", 0.5, "no luck")
-    choice = chooser(Algorithm("slow", 2.0), Algorithm("fast", 1.0), two_shot, unusable=[("collective 'x'", "broken")])
-    assert choice.choose(REQUEST, None).name == "fast"
-    text = str(choice.explain(REQUEST, None))
+def fussy(request):
+    config = request.options.get("config", {})
+    return Availability.no("too many") if config.get("comm_sms", 0) > 8 else Availability.yes()
+
+
+SLOW, FAST = Algorithm("slow", 2.0), Algorithm("fast", 1.0, supports=fussy)
+BAD, LATE = Algorithm("two_shot", 0.5, "no luck"), Algorithm("late", 0.1, measured_only=True)
+THREE, MEASURED = (SLOW, FAST, BAD), (SLOW, FAST, LATE)
+LANGUAGES = Algorithm("two_shot", 1.0), Algorithm("slow", 3.0, plugin="gluon")
+
+
+@table("algorithms, rows, changes, config, found", [
+    (THREE, (), {}, {}, "fast"),
+    (THREE, (), {}, {"algorithm": "slow"}, "slow"),
+    (THREE, (), {}, {"all_gather_variant": "persistent"}, "fast"),
+    (THREE, (), {}, {"all_reduce_variant": "two_shot"},
+     "UnsupportedError: .*'two_shot' cannot serve this call: no luck"),
+    (THREE, (), {}, {"algorithm": "magic"},
+     "ArgumentError: .*no algorithm 'magic'; there are slow, fast, two_shot\n.*odd"),
+    (THREE, (), {}, {"algorithm": "slow", "all_reduce_variant": "ring"}, "ArgumentError: .*contradicts"),
+    ((BAD,), (), {}, {}, "UnsupportedError: .*on 4 ranks:\n  two_shot: no luck\n  collective 'x': odd"),
+    ((BAD,), (), {"op": "broadcast"}, {}, "UnsupportedError: .*no algorithm can serve this broadcast"),
+    (LANGUAGES, (), {}, {"use_gluon": True}, "slow"),
+    (LANGUAGES, (), {}, {"all_reduce_variant": "two_shot"}, "two_shot"),
+    *((LANGUAGES, (), {}, {"use_gluon": True, name: "two_shot"}, "UnsupportedError: .*not written in Gluon")
+      for name in ("all_reduce_variant", "algorithm")),
+    (MEASURED, ({},), {}, {}, "slow"),
+    (MEASURED, ({},), {"nbytes": 8193}, {}, "fast"),  # too far from what was measured
+    (MEASURED, ({"algorithm": "fast", "config": {"comm_sms": 16}}, {"seconds": 2e-6}), {}, {}, "slow"),
+    (MEASURED, (), {}, {}, "fast"),  # not the one that has to be measured
+    ((LATE,), (), {}, {"algorithm": "late"}, "late"),
+    ((LATE,), (), {}, {}, "UnsupportedError: .*late can serve this call, but only where they were measured"),
+])  # fmt: skip
+def test_the_fastest_that_can_or_the_named_one(tmp_path, algorithms, rows, changes, config, found):
+    if rows:
+        table_file(tmp_path / "own", *rows)
+    choice = chooser(*algorithms, folders=[tmp_path / "own"], unusable=[("collective 'x'", "odd")])
+    asked = replace(REQUEST, **changes), Config(**config) if config else None
+    if ": " in found:
+        assert re.match(found, said_by(choice.choose, *asked), re.DOTALL)
+    else:
+        assert choice.choose(*asked).name == choice.explain(*asked).algorithm == found
+
+
+def test_what_is_said_of_a_choice_and_the_config_that_is_used(tmp_path):
+    text = str(chooser(*THREE).explain(REQUEST, None))
     assert text.startswith("all_reduce: fast, the cheapest by its model\n")
     assert "slow (triton): 2000000.0 us, model" in text
     assert "two_shot (triton): no, no luck" in text
-    assert choice.choose(REQUEST, Config(algorithm="slow")).name == "slow"
-    assert choice.choose(REQUEST, Config(all_gather_variant="persistent")).name == "fast"
-    assert choice.explain(REQUEST, Config(algorithm="magic")).algorithm == ""
-    for config, kind, words in (
-        ({"all_reduce_variant": "two_shot"}, UnsupportedError, "'two_shot' cannot serve this call: no luck"),
-        ({"algorithm": "magic"}, ArgumentError, "(?s)no algorithm 'magic'; there are slow, fast, two_shot\n.*broken"),
-        ({"algorithm": "slow", "all_reduce_variant": "ring"}, ArgumentError, "contradicts"),
-    ):
-        with pytest.raises(kind, match=words):
-            choice.choose(REQUEST, Config(**config))
-    without = chooser(two_shot, unusable=[("collective 'y'", "raised")])
-    with pytest.raises(UnsupportedError, match=r"(?s)on 4 ranks:\n  two_shot: no luck\n  collective 'y': raised"):
-        without.choose(REQUEST, None)
-    with pytest.raises(UnsupportedError, match="no algorithm can serve this broadcast"):
-        without.choose(replace(REQUEST, op="broadcast"), None)
+    assert chooser(*THREE).explain(REQUEST, Config(algorithm="magic")).algorithm == ""
+    path = table_file(tmp_path / "own", {"config": {"comm_sms": 4, "num_warps": 2}})
+    choice = chooser(*MEASURED, folders=[tmp_path / "own", tmp_path / "absent"])
+    assert choice.choose(REQUEST, None)[2] == f"measured as the fastest in {path}"
+    assert "slow (triton): 1.0 us, measured, comm_sms=4, num_warps=2" in str(choice.explain(REQUEST, None))
+    assert choice.of(choice.choose(REQUEST, None), REQUEST)[1].options["config"] == {"comm_sms": 4, "num_warps": 2}
+    assert REQUEST.options == {}
+    asked = replace(REQUEST, options={"config": {"num_warps": 8}})  # the caller's wish counts
+    assert choice.of(choice.choose(asked, None), asked)[1].options["config"] == {"comm_sms": 4, "num_warps": 8}
+    assert choice.choose(REQUEST, Config(algorithm="slow")).config == {}
+    assert choice.of(choice.choose(REQUEST, Config(algorithm="late")), REQUEST) == (LATE, REQUEST)
 
 
 def test_a_table_that_was_not_measured_is_called_a_model(tmp_path):
@@ -251,48 +290,6 @@ def test_an_algorithm_that_raises_or_says_nonsense_is_left_out_with_one_warning(
     assert reason in warning
     with pytest.raises(KeyboardInterrupt):
         chooser(Algorithm("bad", 1.0, supports=mock.Mock(side_effect=KeyboardInterrupt))).choose(REQUEST, None)
-
-
-def test_in_gluon_alone():
-    choice = chooser(Algorithm("two_shot", 1.0), Algorithm("slow", 3.0, plugin="gluon"))
-    assert choice.choose(REQUEST, Config(use_gluon=True)).name == "slow"
-    assert choice.choose(REQUEST, Config(all_reduce_variant="two_shot")).name == "two_shot"
-    for wish in ({"all_reduce_variant": "two_shot"}, {"algorithm": "two_shot"}):
-        with pytest.raises(UnsupportedError, match="not written in Gluon"):
-            choice.choose(REQUEST, Config(use_gluon=True, **wish))
-
-
-def test_what_was_measured_comes_first(tmp_path):
-    algorithms = Algorithm("slow", 2.0), Algorithm("fast", 1.0), Algorithm("late", 0.1, measured_only=True)
-    path = table_file(tmp_path / "own")
-    choice = chooser(*algorithms, folders=[tmp_path / "own", tmp_path / "absent"])
-    name, _, why, _ = choice.choose(REQUEST, None)
-    assert (name, why) == ("slow", f"measured as the fastest in {path}")
-    assert "slow (triton): 1.0 us, measured" in str(choice.explain(REQUEST, None))
-    assert choice.choose(replace(REQUEST, nbytes=8193), None).name == "fast"  # too far from what was measured
-    assert chooser(*algorithms).choose(REQUEST, None).name == "fast"  # not the one that has to be measured
-    late = chooser(algorithms[-1])
-    assert late.of(late.choose(REQUEST, Config(algorithm="late")), REQUEST) == (algorithms[-1], REQUEST)
-    with pytest.raises(UnsupportedError, match="late can serve this call, but only where they were measured"):
-        late.choose(REQUEST, None)
-
-
-def test_the_config_that_was_measured_is_used(tmp_path):
-    def fussy(request):
-        config = request.options.get("config", {})
-        return Availability.no("too many") if config.get("comm_sms", 0) > 8 else Availability.yes()
-
-    algorithms = Algorithm("slow", 2.0), Algorithm("fast", 1.0, supports=fussy)
-    table_file(tmp_path / "own", {"config": {"comm_sms": 4, "num_warps": 2}})
-    choice = chooser(*algorithms, folders=[tmp_path / "own"])
-    assert choice.of(choice.choose(REQUEST, None), REQUEST)[1].options["config"] == {"comm_sms": 4, "num_warps": 2}
-    assert REQUEST.options == {}
-    asked = replace(REQUEST, options={"config": {"num_warps": 8}})  # the caller's wish counts
-    assert choice.of(choice.choose(asked, None), asked)[1].options["config"] == {"comm_sms": 4, "num_warps": 8}
-    assert choice.choose(REQUEST, Config(algorithm="slow")).config == {}
-    assert "slow (triton): 1.0 us, measured, comm_sms=4, num_warps=2" in str(choice.explain(REQUEST, None))
-    table_file(tmp_path / "two", {"algorithm": "fast", "config": {"comm_sms": 16}}, {"seconds": 2e-6})
-    assert chooser(*algorithms, folders=[tmp_path / "two"]).choose(REQUEST, None).name == "slow"
 
 
 def test_a_few_are_worth_measuring_or_all():
