@@ -165,24 +165,18 @@ def test_errors_of_calls_that_no_caller_waits_for(pool, job, num_ranks, args):
 @pytest.mark.multigpu
 @pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", [2, 4, 8])
-def test_replays_with_changing_data(pool, num_ranks):
-    cases = [Case(op, "bfloat16", shape=(4099,), place=place) for op in OPS for place in ("heap", "ordinary", "skewed")]
-    for algorithm in ("one_shot", "two_shot"):
-        cases.append(Case("all_reduce", shape=(33, 5), in_place=True, config={"algorithm": algorithm}))
-    cases += [Case(op, "bfloat16", shape=(4099,), config={"algorithm": name}) for op, name in kinds("portable")]
-    assert pool.run(jobs.captured, num_ranks, "cuda", cases, 50, timeout_s=300.0) == [[]] * num_ranks
-
-
-@pytest.mark.multigpu
-@pytest.mark.parametrize("num_ranks", [2, 4, 8])
-@pytest.mark.parametrize("encoding", ENCODINGS)
-def test_replays_of_packets(pool, encoding, num_ranks):
+@pytest.mark.parametrize("encoding", ["", *ENCODINGS])
+def test_replays_with_changing_data(pool, encoding, num_ranks):
     """Each algorithm of packets in one piece and in several, with a workspace in which few messages go at once."""
     if reason := unprobed("cuda", [encoding]):
         pytest.skip(reason)
-    cases = [
-        Case(op, "float32", shape=(count,), config={"algorithm": name, "comm_sms": 2, "num_warps": 4})
-        for op, name in kinds(encoding)
-        for count in (77, 9001)
-    ]
-    assert pool.run(jobs.captured, num_ranks, "cuda", cases, 50, SMALL, timeout_s=300.0) == [[]] * num_ranks
+    places = ("heap", "ordinary", "skewed")
+    cases = [Case(op, "bfloat16", shape=(4099,), place=place) for op in OPS for place in places]
+    for algorithm in ("one_shot", "two_shot"):
+        cases.append(Case("all_reduce", shape=(33, 5), in_place=True, config={"algorithm": algorithm}))
+    cases += [ccl_cases.of(kind, "bfloat16", shape=(4099,)) for kind in kinds("portable")]
+    if encoding:
+        how = {"comm_sms": 2, "num_warps": 4}
+        cases = [ccl_cases.of(kind, shape=(count,), config=how) for kind in kinds(encoding) for count in (77, 9001)]
+    how = cases, 50, SMALL if encoding else ""
+    assert pool.run(jobs.captured, num_ranks, "cuda", *how, timeout_s=300.0) == [[]] * num_ranks
