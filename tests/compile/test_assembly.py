@@ -80,15 +80,12 @@ def fill_from_table(x, bases, ranks, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def reload(x, out, bases, modifier: tl.constexpr, volatile: tl.constexpr, BLOCK: tl.constexpr):
-    i = tl.arange(0, BLOCK)
-    value = language.load(x + i, 0, 1, bases, cache_modifier=modifier, volatile=volatile)
-    tl.store(out + i, value)
-
-
-@triton.jit
-def refill(x, bases, modifier: tl.constexpr, BLOCK: tl.constexpr):
-    language.store(x + tl.arange(0, BLOCK), 1.0, 0, 1, bases, cache_modifier=modifier)
+def move_again(x, out, bases, stores: tl.constexpr, modifier: tl.constexpr, volatile: tl.constexpr):
+    i = tl.arange(0, 1024)
+    if stores:
+        language.store(x + i, 1.0, 0, 1, bases, cache_modifier=modifier)
+    else:
+        tl.store(out + i, language.load(x + i, 0, 1, bases, cache_modifier=modifier, volatile=volatile))
 
 
 @table("target", TARGETS)
@@ -119,22 +116,18 @@ def test_distance_is_added_as_64_bits(target, dtype):
         assert "trunci" not in compiled.asm["ttgir"]
 
 
-@table("modifier, volatile, cuda, amd", [
-    (".ca", False, r"ld\.global\.ca\.v4", r"global_load_dwordx4 [^\n]*off$|global_load_dwordx4 [^\n]*\]$"),
-    (".cg", False, r"ld\.global\.cg\.v4", r"global_load_dwordx4 .* nt"),
-    (".cv", False, r"ld\.volatile\.global\.v4", r"global_load_dwordx4 .* sc0 sc1"),
-    (None, True, r"ld\.volatile\.global\.v4", r"global_load_dwordx4 .* sc0 sc1"),
+@table("stores, modifier, volatile, cuda, amd", [
+    (False, ".ca", False, r"ld\.global\.ca\.v4",
+     r"global_load_dwordx4 [^\n]*off$|global_load_dwordx4 [^\n]*\]$"),
+    (False, ".cg", False, r"ld\.global\.cg\.v4", r"global_load_dwordx4 .* nt"),
+    *((False, modifier, not modifier, r"ld\.volatile\.global\.v4", r"global_load_dwordx4 .* sc0 sc1")
+      for modifier in (".cv", None)),
+    *((True, modifier, False, rf"st\.global\{modifier}\.v4", "") for modifier in (".wb", ".cg", ".cs", ".wt")),
 ])  # fmt: skip
-def test_load_modifiers_reach_the_assembly(modifier, volatile, cuda, amd):
-    kwargs = {"modifier": modifier, "volatile": volatile, "BLOCK": 1024}
-    for target, pattern in (("sm_90", cuda), ("gfx942", amd)):
-        assert re.search(pattern, assembly(compile_for(reload, (F32, F32, I64), kwargs, target)), re.MULTILINE)
-
-
-@table("modifier", [".wb", ".cg", ".cs", ".wt"])
-def test_store_modifiers_reach_the_assembly(modifier):
-    compiled = compile_for(refill, (F32, I64), {"modifier": modifier, "BLOCK": 1024}, "sm_90")
-    assert re.search(rf"st\.global\{modifier}\.v4", assembly(compiled))
+def test_modifiers_reach_the_assembly(stores, modifier, volatile, cuda, amd):
+    kwargs = {"stores": stores, "modifier": modifier, "volatile": volatile}
+    for target, pattern in (("sm_90", cuda), ("gfx942", amd))[: 1 if stores else 2]:
+        assert re.search(pattern, assembly(compile_for(move_again, (F32, F32, I64), kwargs, target)), re.MULTILINE)
 
 
 ARGUMENTS = (I64, I64, 8, 1000, 0, 1)

@@ -97,23 +97,20 @@ def test_a_block_and_what_is_around_it(heap, rank, offset, first, access, lanes,
     assert heap.tensor(0, 256, 14)[10:].tolist() == [0, 1, 2, 3]
 
 
-def test_freed_blocks_and_the_table(heap):
-    first = current_regions()
+def test_freed_blocks_and_tensors_to_the_end_of_their_storage(heap):
+    first, storage = current_regions(), torch.zeros(64)
     assert current_regions() is first
     heap.free(1024)
     assert current_regions() is not first
-    with pytest.raises(OutOfBoundsError, match="past the end of block 'x'"):
-        TOUCH["load"][(1,)](heap.tensor(0, 1024, 16), 0, N=16)
-
-
-def test_tensor_arguments_are_accessible_to_the_end_of_their_storage():
-    storage = torch.zeros(64)
     TOUCH["store"][(1,)](storage[:8], 56, N=8)
     TOUCH["store"][(1,)](storage[32:40], -32, N=8)
-    with pytest.raises(OutOfBoundsError, match="past the end of block 'p' of 256 bytes"):
-        TOUCH["store"][(1,)](storage[:8], 60, N=8)
-    with pytest.raises(OutOfBoundsError, match="4 bytes before block 'p'"):
-        TOUCH["load"][(1,)](storage[:8], -1, N=1)
+    for access, tensor, offset, count, text in (
+        ("load", heap.tensor(0, 1024, 16), 0, 16, "past the end of block 'x'"),
+        ("store", storage[:8], 60, 8, "past the end of block 'p' of 256 bytes"),
+        ("load", storage[:8], -1, 1, "4 bytes before block 'p'"),
+    ):
+        with pytest.raises(OutOfBoundsError, match=text):
+            TOUCH[access][(1,)](tensor, offset, N=count)
 
 
 @triton.jit
