@@ -3,31 +3,21 @@
 import pytest
 import torch
 from jobs_rma import run_rma
+from test_plugin import OnOurRanks
 
 from iris_core import Iris
 from iris_core.errors import CollectiveTimeoutError
-from iris_core.testing import StackConformance
 from iris_core.world.launch import RankError
 
 HANG_CYCLES = 60_000_000_000  # about half a minute
 
 
-class OnOurRanks:
-    """The suites make rank processes of their own; those of the other tests are there already."""
-
-    backend = "triton"
-
-    @pytest.fixture
-    def pool(self, pool):
-        return pool
+class TestTorchWithTriton(OnOurRanks):
+    allocator, backend = "torch", "triton"
 
 
-class TestTorchWithTriton(OnOurRanks, StackConformance):
-    allocator = "torch"
-
-
-class TestVmemWithTriton(OnOurRanks, StackConformance):
-    allocator = "vmem"
+class TestVmemWithTriton(OnOurRanks):
+    allocator, backend = "vmem", "triton"
 
 
 @pytest.mark.gpu
