@@ -265,34 +265,6 @@ def test_phases(rounds):
     assert out.item() == rounds
 
 
-BARRIERS = """
-raw = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-bar = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-mbarrier.init(bar, count=2)
-"""
-
-
-@table("text, error, said", [
-    ("mbarrier.arrive(raw, count=1)", MBarrierError,
-     "mbarrier.arrive of mbarrier 'raw', which mbarrier.init has not initialised"),
-    ("mbarrier.init(raw, count=0)", MBarrierError, "count of mbarrier 'raw' must be 1 to 1048575, got 0"),
-    *((f"mbarrier.init(gl.allocate_shared_memory({what}, mbarrier.MBarrierLayout()), count=1)", MBarrierError,
-       "must be a descriptor of Nxi64 type with N <= number of CTAs") for what in ("gl.int64, [2]", "gl.int32, [1]")),
-    ("mbarrier.init(bar, count=2)", MBarrierError, "'bar' is initialised already"),
-    ("mbarrier.arrive(bar, count=3)", MBarrierError, "3 arrival.* waits for 2 of 2 only"),
-    ("mbarrier.wait(bar, phase)", ValueError, "0 or 1, not 2"),
-    ("mbarrier.invalidate(bar)\nmbarrier.wait(bar, 1)", MBarrierError, "mbarrier.wait of mbarrier 'bar', which"),
-    ("mbarrier.arrive(bar, count=1)\nmbarrier.wait(bar, 0)", interpreter.DeadlockError,
-     "'bar' with phase=0; 0 phases are complete, and phase 0 lacks 1 of 2 arrivals"),
-    ("mbarrier.arrive(bar, count=2)\nmbarrier.wait(bar, 1)", interpreter.DeadlockError,
-     "'bar' with phase=1; 1 phases are complete, and phase 1 lacks 2 of 2 arrivals"),
-])  # fmt: skip
-def test_wrong_use_of_barriers(text, error, said):
-    kernel = kernel_of(gluon.jit, "x, phase", BARRIERS + text, gl=gl, mbarrier=mbarrier)
-    with pytest.raises(error, match=said):
-        kernel[(1,)](torch.zeros(1), 2)
-
-
 BEGIN = {
     "load": "memory.load(BOX)",
     "store": "memory.store(gl.zeros([16, 32], gl.float32, BOX))",
@@ -371,6 +343,9 @@ memory = gl.allocate_shared_memory(gl.float32, [16, 32], desc.layout)
 line = gl.allocate_shared_memory(gl.float32, [128], LINE)
 ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
 mbarrier.init(ready, count=1)
+raw = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+bar = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+mbarrier.init(bar, count=2)
 i = gl.arange(0, 128, layout=FLAT)
 """
 LOAD, COPY = "tma_load(desc, [0, 0], ready, memory)\nmbarrier.wait(ready, 0)", "copy_to_shared(line, x + i)\n"
@@ -378,6 +353,19 @@ COPIES = r"ends while the asynchronous copy to 'line' in line .* may be under wa
 
 
 @table("text, error, said", [
+    ("mbarrier.arrive(raw, count=1)", MBarrierError,
+     "mbarrier.arrive of mbarrier 'raw', which mbarrier.init has not initialised"),
+    ("mbarrier.init(raw, count=0)", MBarrierError, "count of mbarrier 'raw' must be 1 to 1048575, got 0"),
+    *((f"mbarrier.init(gl.allocate_shared_memory({what}, mbarrier.MBarrierLayout()), count=1)", MBarrierError,
+       "must be a descriptor of Nxi64 type with N <= number of CTAs") for what in ("gl.int64, [2]", "gl.int32, [1]")),
+    ("mbarrier.init(bar, count=2)", MBarrierError, "'bar' is initialised already"),
+    ("mbarrier.arrive(bar, count=3)", MBarrierError, "3 arrival.* waits for 2 of 2 only"),
+    ("mbarrier.wait(bar, two)", ValueError, "0 or 1, not 2"),
+    ("mbarrier.invalidate(bar)\nmbarrier.wait(bar, 1)", MBarrierError, "mbarrier.wait of mbarrier 'bar', which"),
+    ("mbarrier.arrive(bar, count=1)\nmbarrier.wait(bar, 0)", interpreter.DeadlockError,
+     "'bar' with phase=0; 0 phases are complete, and phase 0 lacks 1 of 2 arrivals"),
+    ("mbarrier.arrive(bar, count=2)\nmbarrier.wait(bar, 1)", interpreter.DeadlockError,
+     "'bar' with phase=1; 1 phases are complete, and phase 1 lacks 2 of 2 arrivals"),
     (BEGIN["TMA store"], UninitializedMemoryError, "a TMA store reads 'memory'"),
     (BEGIN["TMA load"] + "\nmbarrier.invalidate(ready)", MBarrierError,
      "mbarrier 'ready' is invalidated while the TMA load to 'memory' in line"),
@@ -392,11 +380,11 @@ COPIES = r"ends while the asynchronous copy to 'line' in line .* may be under wa
     (LOAD, interpreter.DeadlockError,
      "'ready'.* lacks 1 of 1 arrivals and an mbarrier.expect for 2048 bytes that copies brought"),
 ])  # fmt: skip
-def test_what_is_read_too_early_or_under_way_at_the_end(text, error, said):
+def test_wrong_use_of_barriers_and_what_is_under_way_at_the_end(text, error, said):
     x = torch.randn(16, 32)
-    kernel = kernel_of(gluon.jit, "desc, x", SPACE + text, **NAMES)
+    kernel = kernel_of(gluon.jit, "desc, x, two", SPACE + text, **NAMES)
     with pytest.raises(error, match=f"(?s){said}") if error else contextlib.nullcontext():
-        kernel[(1,)](describe(x, [16, 32]), x)
+        kernel[(1,)](describe(x, [16, 32]), x, 2)
 
 
 @gluon.jit
