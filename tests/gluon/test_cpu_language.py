@@ -19,7 +19,6 @@ from iris_triton import interpreter
 from iris_triton.testing.compile_only import compile_for
 
 LAYOUT = gl.constexpr(gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0]))
-OTHER = gl.BlockedLayout([4, 1], [8, 4], [1, 4], [0, 1])
 
 
 @gluon.jit
@@ -158,16 +157,9 @@ def test_results_of_the_default_partition_and_warps_of_each():
 nothing = kernel_of(gluon.jit, "bar", "pass")
 
 
-@gluon.jit
-def layout_of_the_kernel(bar):
-    gl.arange(0, 128, layout=gl.BlockedLayout([1], [32], [4], [0]))
-
-
-@gluon.jit
-def nested(bar):
-    gl.warp_specialize([(nothing, (bar,)), (nothing, (bar,))], [1], [24])
-
-
+layout_of_the_kernel = kernel_of(gluon.jit, "bar", "gl.arange(0, 128, layout=ONE)", gl=gl, ONE=ONE)
+INNER = "gl.warp_specialize([(nothing, (bar,)), (nothing, (bar,))], [1], [24])"
+nested = kernel_of(gluon.jit, "bar", INNER, gl=gl, nothing=nothing)
 SPECIALIZE = """
 first = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
 second = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
@@ -180,19 +172,6 @@ gl.warp_specialize([(default, (first,)), (one, (second,)), (two, (first,))], [1,
 def specializing(default, one, two):
     """A kernel with these partitions."""
     return kernel_of(gluon.jit, "x", SPECIALIZE, gl=gl, mbarrier=mbarrier, default=default, one=one, two=two)
-
-
-@table("functions, error, text", [
-    ((nothing, nothing, nested), UnsupportedError, "cannot be called inside a partition"),
-    ((nested, nothing, nothing), UnsupportedError, "cannot be called inside a partition"),
-    ((nothing, layout_of_the_kernel, nothing), ValueError,
-     "Layout has 4 warps per CTA, but the context requires 1 warps per CTA"),
-])  # fmt: skip
-def test_misuse(functions, error, text):
-    with pytest.raises(error, match=text):
-        specializing(*functions)[(1,)](torch.zeros(1))
-    assert error is UnsupportedError or said_by_the_compiler(specializing(*functions), torch.float32)
-    assert not said_by_the_compiler(specializing(nothing, nothing, nothing), torch.float32)
 
 
 @gluon.jit
@@ -264,16 +243,24 @@ def fail(bar):
     gl.device_assert(False, "on purpose")
 
 
-@table("functions, texts", [
-    ((wait_for, wait_for, nothing), ["the default partition waits for mbarrier 'first' with phase=0",
-                                     "partition 1 (wait_for) waits for mbarrier 'second' with phase=0"]),
-    ((nothing, wait_for, nothing), ["partition 1 (wait_for) waits for mbarrier 'second'"]),
+@table("functions, error, texts", [
+    ((wait_for, wait_for, nothing), interpreter.DeadlockError, [
+        "the default partition waits for mbarrier 'first' with phase=0",
+        "partition 1 (wait_for) waits for mbarrier 'second' with phase=0"]),
+    ((nothing, wait_for, nothing), interpreter.DeadlockError, ["partition 1 (wait_for) waits for mbarrier 'second'"]),
+    *((functions, UnsupportedError, ["cannot be called inside a partition"])
+      for functions in ((nothing, nothing, nested), (nested, nothing, nothing))),
+    ((nothing, layout_of_the_kernel, nothing), ValueError, [
+        "Layout has 4 warps per CTA, but the context requires 1 warps per CTA"]),
 ])  # fmt: skip
-def test_a_deadlock_names_partitions_and_barriers(functions, texts):
-    with pytest.raises(interpreter.DeadlockError) as caught:
-        specializing(*functions)[(3,)](torch.zeros(1))
+def test_deadlocks_and_misuse_of_partitions(functions, error, texts):
+    kernel = specializing(*functions)
+    with pytest.raises(error) as caught:
+        kernel[(3,)](torch.zeros(1))
     assert all(text in str(caught.value) for text in texts)
-    assert caught.value.kernel == "kernel"
+    assert getattr(caught.value, "kernel", "kernel") == "kernel"
+    assert error is not ValueError or said_by_the_compiler(kernel, torch.float32)
+    assert not said_by_the_compiler(specializing(nothing, nothing, nothing), torch.float32)
 
 
 @table("functions, note", [
