@@ -122,12 +122,8 @@ def test_a_pointer_keeps_its_tensor(how, checks):
     assert (found.kind, found.first, found.last) == (BOUNDS, 16, 19)
     assert "'data' ((4,), float32, strides (1,))" in str(found)
     assert "byte 32 of zeros((16,), float32)" in str(found)
-    assert ends(how, 3, checks) is None
+    assert ends(how, 3, checks) is ends("integer", 4) is None
     assert ends(how, -1, checks).first == -4
-
-
-def test_an_integer_has_no_tensor():
-    assert ends("integer", 4) is None
 
 
 @triton.jit

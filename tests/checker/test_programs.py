@@ -22,9 +22,10 @@ from iris_triton.checker.reports import RACE, benign_ranges
 pytest_plugins = ["iris_triton.testing.checked"]
 
 
-def test_the_command_line_has_a_status(check):
-    done = check(PROGRAM, arguments="right 3", forked=False)
+def test_the_command_line_has_a_status_and_a_picture_of_nothing(check, tmp_path):
+    done = check(PROGRAM, f"--timeline {tmp_path}/none.json", "right 3", forked=False)
     assert (done.status, "output" in done.out, "data race" in done.out) == (3, True, False), done.err
+    assert json.loads((tmp_path / "none.json").read_text())["traceEvents"] == []
 
 
 def test_a_picture_shows_both_programs(check, tmp_path):
@@ -54,12 +55,6 @@ def test_what_checks_nothing_fails(check, options, program):
     done = check(f"from iris_core import Iris\n{program}", options)
     assert done.status == 1
     assert '"checked": false' in done.out or "opened no context that could be checked" in done.out
-
-
-def test_a_picture_of_nothing(check, tmp_path):
-    done = check(PROGRAM, f"--timeline {tmp_path}/none.json", "right 0")
-    assert (done.status, "data race" in done.out) == (0, False)
-    assert json.loads((tmp_path / "none.json").read_text())["traceEvents"] == []
 
 
 def test_wrong_options_are_refused(check, monkeypatch, tmp_path):
@@ -194,13 +189,9 @@ def test_benign_races_are_counted_and_listed(pool, tmp_path):
     assert {row["reason"] for row in rows} == {"for this test"}
 
 
-def test_benign_races_need_a_reason_and_a_dense_tensor():
-    with pytest.raises(ValueError, match="reason"):
-        benign_race(torch.zeros(2), " ")
-    with pytest.raises(ValueError, match="contiguous"):
-        benign_race(torch.zeros(4)[::2], "none")
-
-
-def test_what_is_declared_without_the_checker_is_forgotten():
+def test_what_cannot_be_declared_benign_and_what_is_without_the_checker():
+    for tensor, reason, said in ((torch.zeros(2), " ", "reason"), (torch.zeros(4)[::2], "none", "contiguous")):
+        with pytest.raises(ValueError, match=said):
+            benign_race(tensor, reason)
     assert benign_race(torch.zeros(2), "a checked context may have these addresses later").count == 0
     assert benign_ranges == []
