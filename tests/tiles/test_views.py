@@ -153,7 +153,7 @@ def test_a_tile_without_data_needs_a_layout_in_gluon():
     assert "the axes of a block need its layout" in said_by_the_compiler(without_layout, torch.int64, F32)
 
 
-def test_number_of_words():
+def test_number_of_words_which_the_host_checks():
     for variant in ("two_shot", "one_shot", "ring", "reduce_scatter", "spinlock", "atomic"):
         assert tiles.lock_words(9, 33, 8, 16, 8, variant) == {"spinlock": 6, "atomic": 0}.get(variant, 6 * 19)
     with pytest.raises(ValueError, match="unknown variant 'tree'"):
@@ -161,9 +161,6 @@ def test_number_of_words():
     for at in range(5):
         with pytest.raises(ValueError, match="must be positive, got 0"):
             tiles.lock_words(*(number * (place != at) for place, number in enumerate((9, 33, 8, 16, 8))))
-
-
-def test_locks_are_checked_on_the_host():
     with Iris("1MiB", device="cpu") as ctx:
         locks = tiles.make_locks(ctx, 9, 33, 8, 16)
         assert (locks.numel(), locks.dtype, bool(locks.any())) == (30, torch.int64, False)

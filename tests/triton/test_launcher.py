@@ -144,6 +144,9 @@ def test_the_driver_gets_each_parameter_where_the_kernel_has_it(compiled, made):
     programmatic_stream_serialization = 6
     shared = compiled[0].metadata.shared
     assert fake.how == ([6, 1, 1, 64, 1, 1, shared], 17, [programmatic_stream_serialization])
+    described = changed(compiled[0], global_scratch_size=8)
+    launcher._c_launch(described, 6, BOUND, PLACES, 3, None, 0x9000, fake)(stream(5), inp, out)
+    assert fake.launched[2][1][-2:] == [struct.pack("<Q", 0x9000), bytes(8)]
 
 
 class Described:
@@ -176,14 +179,6 @@ def test_launches_share_scratch_memory(monkeypatch):
     assert {each.data_ptr() for each in kernel.asked} == {given[0][-1]}
 
 
-def test_the_driver_gets_scratch_memory(compiled):
-    compiled, layout = compiled
-    fake = Fake(layout)
-    described = changed(compiled, global_scratch_size=8)
-    launcher._c_launch(described, 6, BOUND, PLACES, 3, None, 0x9000, fake)(stream(5), *torch.zeros(2, 128))
-    assert fake.launched[0][1][-2:] == [struct.pack("<Q", 0x9000), bytes(8)]
-
-
 def test_threads_launch_with_their_own_addresses(made):
     launch, fake = made()
 
@@ -197,14 +192,10 @@ def test_threads_launch_with_their_own_addresses(made):
     assert all(values == wanted(number + 8, number) for number, values in fake.launched)
 
 
-def test_a_thread_without_a_context_gets_one(made):
-    launch, fake = made(201)
+def test_a_thread_gets_a_context_and_what_the_driver_refuses_is_an_error(made):
+    launch, fake = made(201, 0, 719)
     launch(None, *torch.zeros(2, 1))
     assert (len(fake.launched), fake.contexts) == (2, [503])
-
-
-def test_what_the_driver_refuses_is_an_error(made):
-    launch, fake = made(719)
     with pytest.raises(RuntimeError, match=r"CUDA refused a launch: the device is lost \(719\)"):
         launch(None, *torch.zeros(2, 1))
     fake.launched.clear()
