@@ -177,19 +177,6 @@ def test_what_python_means(parameters, text, given, expected):
 
 
 @triton.jit
-def places(out):
-    x, y, z = tl.program_id(0), tl.program_id(1), tl.program_id(axis=2)
-    nx, ny = tl.num_programs(0), tl.num_programs(1)
-    tl.store(out + 1 + x + nx * (y + ny * z), tl.atomic_add(out, 1))
-
-
-def test_programs_start_with_x_fastest():
-    out = torch.zeros(1 + 24, dtype=torch.int32)
-    places[(2, 3, 4)](out)
-    assert out[1:].tolist() == list(range(24))
-
-
-@triton.jit
 def one(out, n, fixed, pair, typed: tl.int32, m=1):
     tl.static_assert(n == 1)
     tl.static_assert(m == 1)
@@ -247,11 +234,12 @@ def print_all(x):
     tl.device_print("hex", tl.load(x), hex=True)
 
 
-def test_printing(capsys):
-    print_all[(2,)](torch.tensor([41, 42], dtype=torch.int32))
+def test_printing_in_programs_with_x_fastest(capsys):
+    print_all[(2, 3, 4)](torch.tensor([41, 42], dtype=torch.int32))
     lines = capsys.readouterr().out.splitlines()
     assert lines[:4] == ["pid (0, 0, 0) value: 41", "pid (0, 0, 0) again: 42", "static 3", "pid (0, 0, 0) hex: 0x29"]
-    assert lines[4].startswith("pid (1, 0, 0)")
+    programs = [f"pid ({x}, {y}, {z})" for z in range(4) for y in range(3) for x in range(2)]
+    assert [line.partition(" value")[0] for line in lines[::4]] == programs
 
 
 @triton.jit
