@@ -411,15 +411,11 @@ def test_what_one_rank_refuses_all_refuse(pool, num_ranks, device):
     *((job, 2, ()) for job in (
         refused_later, next_candidate, messages_that_differ, splits_that_differ, splits_on_devices, accepted,
         kinds_without_end)),
+    *((job, 2, ("a folder",)) for job in (refused_by_one_that_is_ahead, laid_out_otherwise)),
 ])  # fmt: skip
-def test_calls_that_differ_or_are_refused(pool, num_ranks, device, job, args):
+def test_calls_that_differ_or_are_refused(pool, num_ranks, device, job, args, tmp_path):
+    args = [str(tmp_path) if each == "a folder" else each for each in args]
     assert pool.run(job, num_ranks, device, *args) == [None] * num_ranks
-
-
-@pytest.mark.parametrize("num_ranks", [2])
-@pytest.mark.parametrize("job", [refused_by_one_that_is_ahead, laid_out_otherwise])
-def test_members_that_are_ahead(pool, num_ranks, device, job, tmp_path):
-    assert pool.run(job, num_ranks, device, str(tmp_path)) == [None] * num_ranks
 
 
 def test_tables_that_differ_in_the_launch_are_noticed(pool, tmp_path):

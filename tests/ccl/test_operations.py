@@ -69,23 +69,22 @@ def test_lines_of_eight_members(pool):
     check(pool, 8, "cpu", [case], family="ll128")
 
 
-@pytest.mark.parametrize(("encoding", "num_ranks"), list(families(2, seldom=[8], packets=([4], [3]))))
-def test_shapes(pool, some, encoding, num_ranks, device):
-    cases = served(ccl_cases.shape_cases(kinds(encoding)), num_ranks)
-    check(pool, num_ranks, device, thinned(some, num_ranks, device, encoding, cases, named=10), family=encoding)
+GENERATED = {
+    "shapes": (lambda size, known: ccl_cases.shape_cases(known), {"named": 10}, {"seldom": [8], "packets": ([4], [3])}),
+    "places": (lambda size, known: ccl_cases.place_cases(known), {"on_cpu": 5}, {"seldom": [2]}),
+    "ways": (ccl_cases.way_cases, {"on_cpu": 5, "named": 5}, {"seldom": [2], "chosen": ([3], [1, 2])}),
+}
+"""How cases are made, how many of them are tried, and on how many ranks."""
 
 
-@pytest.mark.parametrize(("encoding", "num_ranks"), list(families(3, seldom=[2])))
-def test_places(pool, some, encoding, num_ranks, device):
-    cases = served(ccl_cases.place_cases(kinds(encoding)), num_ranks)
-    check(pool, num_ranks, device, thinned(some, num_ranks, device, encoding, cases, on_cpu=5), family=encoding)
-
-
-@pytest.mark.parametrize(("encoding", "num_ranks"), list(families(3, seldom=[2], chosen=([3], [1, 2]))))
-def test_ways(pool, some, encoding, num_ranks, device):
-    cases = served(ccl_cases.way_cases(num_ranks, kinds(encoding)), num_ranks)
-    cases = thinned(some, num_ranks, device, encoding, cases, on_cpu=5, named=5)
-    check(pool, num_ranks, device, cases, turns=2, family=encoding)
+@pytest.mark.parametrize(("what", "encoding", "num_ranks"), [
+    pytest.param(what, *each.values, marks=each.marks, id=f"{what}-{each.id}")
+    for what, (*_, counts) in GENERATED.items() for each in families(2 if what == "shapes" else 3, **counts)
+])  # fmt: skip
+def test_generated(pool, some, what, encoding, num_ranks, device):
+    make, thinly, _ = GENERATED[what]
+    cases = thinned(some, num_ranks, device, encoding, served(make(num_ranks, kinds(encoding)), num_ranks), **thinly)
+    check(pool, num_ranks, device, cases, turns=2 if what == "ways" else 1, family=encoding)
 
 
 @pytest.mark.parametrize(("encoding", "num_ranks"), list(families(3, packets=([2], [3, 8]))))
