@@ -145,27 +145,18 @@ def test_the_wheel_defines_what_was_found(version, monkeypatch):
     assert {name: found.get(name) for name in FUNCTIONS[version]} == FUNCTIONS[version]
 
 
-def check(kernel, arguments, sizes, least, version="2.32"):
+@table("version, least, kernel, arguments, sizes", [
+    *((version, 50_000, by_offset, (torch.int64, torch.int64, 3), {}) for version in VERSIONS),
+    *(("2.32", 100_000, kernel, ARGUMENTS, {**SIZES, "OP": op}) for kernel, op in (
+        (exchange, "add"), (exchange, "set"), (in_gluon(exchange, DeviceContext=gluon_kernels), "add"))),
+    ("2.32", 0, rows, (torch.float16, torch.float16, torch.int64, 3), {"W": 4}),
+    *(("2.32", 0, copy_between_nodes, (torch.int64, 4, 1, 0, 1 << 33, 128, 64, 1), {"GETS": gets, "SIGNALS": not gets})
+      for gets in (False, True)),  # what the host launches
+])  # fmt: skip
+def test_kernels_for_other_nodes_compile(version, least, kernel, arguments, sizes):
     made = compile_for(kernel, arguments, {**sizes, **options(version)})
     assert undefined(made.asm["ptx"]) == set()
     assert len(made.asm["cubin"]) > least  # NCCL's functions are in it
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_functions_of_offsets_compile(version):
-    check(by_offset, (torch.int64, torch.int64, 3), {}, 50_000, version)
-
-
-@table("kernel, arguments, sizes, least", [
-    (exchange, ARGUMENTS, {**SIZES, "OP": "add"}, 100_000),
-    (exchange, ARGUMENTS, {**SIZES, "OP": "set"}, 100_000),
-    (in_gluon(exchange, DeviceContext=gluon_kernels), ARGUMENTS, {**SIZES, "OP": "add"}, 100_000),
-    (rows, (torch.float16, torch.float16, torch.int64, 3), {"W": 4}, 0),
-    *((copy_between_nodes, (torch.int64, 4, 1, 0, 1 << 33, 128, 64, 1), {"GETS": gets, "SIGNALS": not gets}, 0)
-      for gets in (False, True)),  # what the host launches
-])  # fmt: skip
-def test_a_context_compiles(kernel, arguments, sizes, least):
-    check(kernel, arguments, sizes, least)
 
 
 def test_an_nccl_without_signals_of_words_is_refused_by_name():
