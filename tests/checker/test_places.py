@@ -44,13 +44,10 @@ def test_a_place_has_the_bytes_of_its_elements(itemsize, spread):
 
 
 @pytest.mark.parametrize("high", [9, 1 << 20])
-def test_numbers_in_cells_are_found_and_replaced(high):
+def test_numbers_in_cells_are_found_and_replaced_and_a_full_table_is_an_error(high):
     cells = np.random.default_rng(1).choice([3, 5, high], 100).astype(np.uint32)
     assert different(cells) == sorted({3, 5, high})
     assert (replaced(cells, {3: 1, 5: 2, high: 7}) == np.where(cells == 3, 1, np.where(cells == 5, 2, 7))).all()
-
-
-def test_a_full_table_is_an_error():
     with contextlib.closing(Tables(World(), 1 << 16)) as tables:
         tables.counters[shared.CLOCKS] = 1 << 20
         with tables, pytest.raises(IrisError, match="clocks"):
