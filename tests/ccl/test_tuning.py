@@ -1,7 +1,6 @@
 """Algorithms are measured on all members alike, by `iris tune` on verified data and by first calls on their tensors."""
 
 import contextlib
-import copy
 import dataclasses
 import functools
 import itertools
@@ -32,6 +31,7 @@ from iris_core.tuning.samples import KINDS, LAYERS, SPOILED, FusedSample, FusedT
 from iris_core.tuning.tuner import tune_on_this_rank
 from iris_core.types import Availability
 from iris_triton.collectives.pull_reduce import PullReduce
+from iris_triton.collectives.two_shot import TwoShot
 from iris_triton.gemm.matmul_reduce import Reduce
 
 
@@ -210,8 +210,11 @@ HERE = "measured here as the fastest"
 
 
 @contextlib.contextmanager
-def measuring(cache, mode="first", device="cpu", fastest="two_shot"):
-    """A context without shipped tables whose calls measure, by a clock for which `fastest` is that, or a real one."""
+def measuring(cache, mode="first", device="cpu", fastest="two_shot", names=WATCHED, added=()):
+    """A context without shipped tables whose calls measure, by a clock for which `fastest` is that, or a real one.
+
+    With that clock comes a list of the algorithms that an all_reduce launches, of `names` and those `added`.
+    """
     own = first_calls._cpu_seconds
 
     def seconds(launch, calls):
@@ -222,17 +225,12 @@ def measuring(cache, mode="first", device="cpu", fastest="two_shot"):
     no_tables = mock.patch.object(Providers, "tables", return_value=[])
     of_test = environment(IRIS_TUNE=mode, IRIS_CACHE_DIR=str(cache))
     with clock, no_tables, of_test, Iris("24MiB", device=device) as ctx:
-        add(ctx, [PullReduce("all_reduce", "third")])
-        yield ctx
+        binder = ctx.ccl._binder
+        binder.providers.found()
+        binder.providers._plugins[0].extend([PullReduce("all_reduce", "third"), *added])  # as if plugins had them
+        binder._choosers.clear()
+        yield (ctx, watched(ctx, {*names, *(each.name for each in added)})) if fastest else ctx
         ctx.barrier()
-
-
-def add(ctx, algorithms):
-    """Add algorithms, as if plugins had brought them."""
-    binder = ctx.ccl._binder
-    binder.providers.found()
-    binder.providers._plugins[0].extend(algorithms)
-    binder._choosers.clear()
 
 
 def known_of(ctx, op="all_reduce"):
@@ -240,7 +238,7 @@ def known_of(ctx, op="all_reduce"):
     return ctx.ccl._binder._algorithms(None)._by_op[op]
 
 
-def watched(ctx, names=WATCHED):
+def watched(ctx, names):
     """Leave an all_reduce these algorithms, all of them good ones; returns a list, of those that are launched."""
     launched = []
 
@@ -294,8 +292,8 @@ def results(device, cache, members, mode):
 def twice(cache, mode):
     """Two contexts, one after the other: the second one measures only if all is measured always."""
     for is_later in (False, True):
-        with measuring(cache, mode) as ctx:
-            launched, known = watched(ctx), is_later and mode == "first"
+        with measuring(cache, mode) as (ctx, launched):
+            known = is_later and mode == "first"
             known_of(ctx)["two_shot"].tunings = lambda request: ({}, {"comm_sms": 2})
             why = f"measured as the fastest in {cache}/ccl/cpu-2.json" if known else HERE
             assert (said_of(ctx) == ("two_shot", why)) == known
@@ -305,11 +303,9 @@ def twice(cache, mode):
 
 def with_a_config(cache):
     """Calls whose config says something are measured, near a point of the table, and leave no point themselves."""
-    with measuring(cache) as ctx:
-        watched(ctx)
+    with measuring(cache) as (ctx, _):
         assert total(ctx) == [3.0]
-    with measuring(cache) as ctx:
-        launched = watched(ctx)
+    with measuring(cache) as (ctx, launched):
         assert total(ctx, config=Config(num_warps=2)) == total(ctx, config=Config(num_warps=2)) == [3.0]
         assert set(launched) == WATCHED - {"gloo"}  # which has no use for it
         assert said_of(ctx, config=Config(num_warps=2)) == ("two_shot", HERE)
@@ -325,9 +321,8 @@ def newer_than_the_table(cache):
     """An algorithm of a plugin is measured once, near a point that was measured without it; one of Iris's is not."""
     kinds, found = {"ours": PullReduce, "theirs": OfAPlugin}, []
     for added in ((), ("ours",), ("theirs",), ("theirs",)):
-        with measuring(cache, fastest="theirs") as ctx:
-            add(ctx, [kinds[name]("all_reduce", name) for name in added])
-            launched = watched(ctx, WATCHED | kinds.keys())
+        algorithms = [kinds[name]("all_reduce", name) for name in added]
+        with measuring(cache, fastest="theirs", added=algorithms) as (ctx, launched):
             assert total(ctx) == total(ctx) == [3.0]
             found.append((len(set(launched)) > 1, said_of(ctx)[0] == "theirs"))
     assert found == [(True, False), (False, False), (True, True), (False, True)]
@@ -340,8 +335,7 @@ def caches_that_differ(folder, names, group, chosen):
     if names[rank]:
         entry = Entry("all_reduce", "float32", (1024,), names[rank], 1e-9, "ordinary", config={"comm_sms": 1 + rank})
         write_table(cache / "ccl" / "mine.json", "cpu", 2, [], [entry])
-    with measuring(cache) as ctx:
-        launched = watched(ctx)
+    with measuring(cache) as (ctx, launched):
         assert total(ctx, group=group) == total(ctx, group=group) == [3.0]
         said = said_of(ctx, group=group)
     if chosen:
@@ -355,16 +349,16 @@ def caches_that_differ(folder, names, group, chosen):
 
 def offered_by_some(cache):
     """Each rank would measure an algorithm that the other one would not."""
-    with measuring(cache) as ctx:
-        launched = watched(ctx, names=("two_shot", "gloo", ("one_shot", "third")[ctx.cur_rank]))
+    own = ("one_shot", "third")[int(os.environ["RANK"])]
+    with measuring(cache, names=("two_shot", "gloo", own)) as (ctx, launched):
         assert total(ctx) == total(ctx) == [3.0]
         assert (set(launched), said_of(ctx)) == ({"two_shot", "gloo"}, ("two_shot", HERE))
 
 
 def not_measured(cache, what, wanted):
     """A call that measures nothing and writes no table; it launches `wanted`: these algorithms, or as many."""
-    with measuring(cache, "off" if what == "off" else "first") as ctx:
-        launched, rank = watched(ctx), ctx.cur_rank
+    with measuring(cache, "off" if what == "off" else "first") as (ctx, launched):
+        rank = ctx.cur_rank
         x, y, splits = torch.full((5, 2), float(rank)), torch.full((5, 2), -1.0), [3 - rank, 2 + rank]
         if what == "a message":
             ctx.ccl.send(x, 1) if rank == 0 else ctx.ccl.recv(y, 0)
@@ -384,8 +378,8 @@ def not_measured(cache, what, wanted):
 
 def little_room(cache, taken, wanted):
     """A call that needs a workspace of the heap, while users have much of it: what is launched leaves them half."""
-    with measuring(cache) as ctx:
-        launched, x = watched(ctx), ctx.empty(taken, dtype=torch.uint8)
+    with measuring(cache) as (ctx, launched):
+        x = ctx.empty(taken, dtype=torch.uint8)
         before = ctx.heap.stats().largest_free
         assert total(ctx, 1 << 20) == [3.0]
         del x
@@ -395,20 +389,19 @@ def little_room(cache, taken, wanted):
 
 def odd_one(cache, where, who):
     """An algorithm that cannot be prepared or launched is left out; a launch that fails on one rank raises on all."""
-    with environment(IRIS_DEVICE_TIMEOUT="5"), measuring(cache) as ctx:
-        bad, alone = who in ("all", ctx.cur_rank), where == "launch" and who != "all"
-        odd = copy.copy(known_of(ctx)["two_shot"])
-        odd.name, prepare = "odd", odd.prepare
+    bad, alone = who in ("all", int(os.environ["RANK"])), where == "launch" and who != "all"
+    odd = TwoShot("all_reduce", "odd")
+    prepare = odd.prepare
 
-        def fails(*arguments, **options):
-            if where != "launch":
-                prepare(*arguments)
-            raise {"no room": UnsupportedError, "prepare": MemoryError, "launch": RuntimeError}[where]("not here")
+    def fails(*arguments, **options):
+        if where != "launch":
+            prepare(*arguments)
+        raise {"no room": UnsupportedError, "prepare": MemoryError, "launch": RuntimeError}[where]("not here")
 
-        if bad:
-            setattr(odd, "launch" if where == "launch" else "prepare", fails)
-        add(ctx, [odd])
-        launched = watched(ctx, names=("two_shot", "third", "odd"))
+    if bad:
+        setattr(odd, "launch" if where == "launch" else "prepare", fails)
+    of_test = measuring(cache, names=("two_shot", "third"), added=[odd])
+    with environment(IRIS_DEVICE_TIMEOUT="5"), of_test as (ctx, launched):
         out, inp = torch.zeros(6), torch.full((6,), ctx.cur_rank + 1.0)
         with in_vain(4) if alone else contextlib.nullcontext():
             said = said_by(lambda: ctx.ccl.all_reduce(out, inp))
@@ -427,8 +420,8 @@ def odd_one(cache, where, who):
 
 def calls_that_differ(cache, what, words):
     """One rank calls otherwise, or cannot call; then all call alike."""
-    with measuring(cache) as ctx:
-        launched, bad = watched(ctx), ctx.cur_rank == 1
+    with measuring(cache) as (ctx, launched):
+        bad = ctx.cur_rank == 1
         x, y = torch.ones(8), torch.zeros(8)
         config = Config(algorithm="third") if bad and what == "named" else None
         dtype = torch.int32 if bad and what == "dtype" else torch.float32
