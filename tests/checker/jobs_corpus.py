@@ -7,7 +7,6 @@ from unittest import mock
 
 import corpus
 import planted_memory
-import planted_messages
 import planted_programs
 import torch
 import torch.distributed as dist
@@ -64,7 +63,7 @@ def exploring(seed, path="", checks="schedules"):
     return checking(path, checks, IRIS_CHECK_SEED=str(seed))
 
 
-CASES = {**planted_messages.CASES, **planted_programs.CASES, **planted_memory.CASES}
+CASES = planted_programs.CASES | planted_memory.CASES
 
 
 def run_case(name, bug, seeds, path="", look=None):

@@ -5,7 +5,6 @@ import re
 import jobs_corpus
 import planted_gluon
 import planted_memory
-import planted_messages
 import planted_programs
 import planted_trackers
 import pytest
@@ -21,9 +20,9 @@ def reports(path):
     return [Report.from_json(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-MODULES = planted_memory, planted_messages, planted_programs, planted_trackers
+MODULES = planted_memory, planted_programs, planted_trackers
 PLANTED = [(module, name) for module in MODULES for name in module.CASES]
-IN_GLUON = [(planted_messages, name) for name in planted_messages.IN_GLUON]
+IN_GLUON = [(planted_programs, name) for name in planted_programs.IN_GLUON]
 IN_GLUON += [(planted_gluon, name) for name in planted_gluon.CASES]
 
 

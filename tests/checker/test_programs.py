@@ -8,7 +8,6 @@ import sys
 import time
 
 import jobs_corpus
-import planted_messages
 import planted_programs
 import pytest
 import torch
@@ -152,8 +151,8 @@ def _learned():
         data, flag = ctx.zeros(N), ctx.zeros(2, dtype=torch.int32)
         ctx.barrier()
         try:
-            relaxed = planted_messages.SIGNAL.replace("1)", "1, sem='relaxed')")
-            message = planted_messages.MESSAGE.replace(planted_messages.SIGNAL, relaxed)
+            relaxed = planted_programs.SIGNAL.replace("1)", "1, sem='relaxed')")
+            message = planted_programs.MESSAGE.replace(planted_programs.SIGNAL, relaxed)
             launch(ctx, kernel(message, "data", "flag", "out"), data, flag, torch.zeros(N))
             end = time.monotonic() + 60
             while time.monotonic() < end:
