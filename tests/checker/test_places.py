@@ -9,6 +9,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from kernel_text import kernel_of
 
 from iris_core import Iris
 from iris_core.errors import IrisError
@@ -123,17 +124,11 @@ def test_a_pointer_keeps_its_tensor(how, checks):
     assert ends(how, -1, checks).first == -4
 
 
-@triton.jit
-def hand_on(data, place, VALUE: tl.constexpr):
-    if VALUE:
-        tl.store(place.to(tl.pointer_type(data.dtype), bitcast=True), data)
-    else:
-        tl.store(place, data.to(tl.int64))
-
-
-@pytest.mark.parametrize("is_pointer", [True, False])
-def test_addresses_in_memory_are_addresses(is_pointer):
+@pytest.mark.parametrize("text", [
+    "tl.store(place.to(tl.pointer_type(data.dtype), bitcast=True), data)", "tl.store(place, data.to(tl.int64))"
+])  # fmt: skip
+def test_addresses_in_memory_are_addresses(text):
     with jobs_corpus.checking("", "bounds"), Iris("1MiB", device="cpu") as ctx:
         data, place = ctx.zeros(4), ctx.zeros(1, dtype=torch.int64)
-        hand_on[(1,)](data, place, is_pointer)
+        kernel_of(triton.jit, "data, place", text, tl=tl)[(1,)](data, place)
         assert int(place) == data.data_ptr()

@@ -38,13 +38,7 @@ affine = kernel_of(triton.jit, "a1, b1, a2, b2", "return a1 * a2, b1 * a2 + b2")
 product = kernel_of(triton.jit, "a, b", "return a * b")
 
 
-@triton.jit
-def larger(a, b):
-    if a > b:
-        r = a
-    else:
-        r = b
-    return r
+larger = kernel_of(triton.jit, "a, b", "if a > b:\n    r = a\nelse:\n    r = b\nreturn r")
 
 
 def test_own_combine_functions_keep_the_order():
