@@ -1,6 +1,7 @@
 """Bounds: what a kernel may touch, and what the message says when it touches something else; promises of addresses."""
 
 import contextlib
+import itertools
 import linecache
 import threading
 
@@ -12,10 +13,13 @@ import triton.language as tl
 from kernel_text import kernel_of
 from tables import table
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 import iris_triton as iris
 from iris_core import Iris
 from iris_core.errors import ArgumentError
+from iris_gluon._compat import tma_store
+from iris_gluon.bulk import await_bulk_stores, peer_descriptor
 from iris_triton import DeviceContext, interpreter
 from iris_triton import x as tiles
 from iris_triton.interpreter import OutOfBoundsError
@@ -209,18 +213,29 @@ CALLS = [
     "tiles.gather(tiles.TileView(0, 0, 2, 2, LAYOUT), tiles.make_tensor_view(x, 2, 2, 2, 1), 0, ctx)",
     "iris.load(x + offsets, 0, 0, ctx.heap_bases)",
 ]  # fmt: skip
+DESCRIPTOR = """
+there = peer_descriptor(x, 0, 0, ctx.heap_bases, [1, 4], [4, 1], [8, 16], SHARED)
+content = gl.allocate_shared_memory(gl.int64, [8, 16], SHARED, gl.full([8, 16], 1, gl.int64, LAYOUT))
+fence_async_shared()
+tma_store(there, [0, 0], content)
+await_bulk_stores()
+"""
 BLOCKED = gl.constexpr(gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0]))
+SHARED = gl.constexpr(gl.NVMMASharedLayout.get_default_for([8, 16], gl.int64))
 
 
 def calling(text):
-    names = {"tl": tl, "iris": iris, "tiles": tiles, "lanes": lanes, "DeviceContext": DeviceContext}
+    names = {"tl": tl, "gl": gl, "iris": iris, "tiles": tiles, "lanes": lanes, "DeviceContext": DeviceContext}
+    names |= {"peer_descriptor": peer_descriptor, "fence_async_shared": fence_async_shared, "tma_store": tma_store}
+    names |= {"await_bulk_stores": await_bulk_stores, "LAYOUT": tl.constexpr(None), "SHARED": SHARED}
     text = f"ctx = DeviceContext.initialize(context, rank, world)\noffsets = lanes(4)\n{text}"
-    return kernel_of(triton.jit, "context, own, x, rank, world: tl.constexpr", text, LAYOUT=tl.constexpr(None), **names)
+    return kernel_of(triton.jit, "context, own, x, rank, world: tl.constexpr", text, **names)
 
 
-@table("text", CALLS)
-@pytest.mark.parametrize("language", ["triton", "gluon"])
-def test_a_pointer_off_the_heap_is_an_error_for_the_own_rank_too(language, text):
+@table("text, language", [
+    *itertools.product(CALLS, ("triton", "gluon")), ("ctx.put_bulk(own, x, 4, 0)", "gluon"), (DESCRIPTOR, "gluon")
+])  # fmt: skip
+def test_a_pointer_off_the_heap_is_an_error_for_the_own_rank_too(text, language):
     kernel, off = calling(text), torch.zeros(4, dtype=I64)
     if language == "gluon":
         kernel = in_gluon(kernel, DeviceContext=gluon_kernels, LAYOUT=BLOCKED)
