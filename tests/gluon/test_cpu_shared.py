@@ -34,15 +34,7 @@ tile = memory.index(1)
 """
 
 
-def check_view(before, view, expected, x, shared):
-    names = {"gl": gl, "load_block": load_block, "store_block": store_block, "BLOCKED": BLOCKED}
-    text = f"{FILLED}{before}\nstore_block(out, {view}.load(BLOCKED))"
-    kernel, out = kernel_of(gluon.jit, "x, out, shared: gl.constexpr", text, **names), torch.zeros_like(x)
-    kernel[(1,)](x, out, shared)
-    assert torch.equal(out.view(-1)[: expected.numel()].view(expected.shape), expected)
-
-
-@table("view, expected", [
+@table("text, expected", [
     ("tile", lambda x: x),
     ("gl.allocate_shared_memory(gl.float32, [32, 64], shared, value)", lambda x: x),
     ("memory.index(0)", lambda x: -x),
@@ -51,17 +43,19 @@ def check_view(before, view, expected, x, shared):
     ("tile.slice(32, 16, dim=1)", lambda x: x[:, 32:48]),
     ("tile.reshape([64, 32])", lambda x: x.reshape(64, 32)),
     ("tile.permute([1, 0]).slice(16, 32)", lambda x: x.T[16:48]),
+    ("part = tile.slice(16, 16, dim=1)\npart.store(part.load(BLOCKED) + 100)\ntile",
+     lambda x: torch.cat([x[:, :16], x[:, 16:32] + 100, x[:, 32:]], 1)),
 ])  # fmt: skip
-def test_views(view, expected):
-    x = torch.randn(32, 64)
+def test_views(text, expected):
+    before, _, view = text.rpartition("\n")
+    text = f"{FILLED}{before}\nstore_block(out, {view}.load(BLOCKED))"
+    names = {"gl": gl, "load_block": load_block, "store_block": store_block, "BLOCKED": BLOCKED}
+    kernel, x = kernel_of(gluon.jit, "x, out, shared: gl.constexpr", text, **names), torch.randn(32, 64)
     for shared in SHARED:
-        check_view("", view, expected(x), x, shared)
-
-
-def test_a_store_to_a_slice_changes_the_whole():
-    x = torch.randn(32, 64)
-    before = "part = tile.slice(16, 16, dim=1)\npart.store(part.load(BLOCKED) + 100)"
-    check_view(before, "tile", torch.cat([x[:, :16], x[:, 16:32] + 100, x[:, 32:]], 1), x, SHARED[1])
+        out = torch.zeros(2048)
+        kernel[(1,)](x, out, shared)
+        wanted = expected(x)
+        assert torch.equal(out[: wanted.numel()].view(wanted.shape), wanted)
 
 
 TILES = """
@@ -177,16 +171,12 @@ def test_descriptors_made_in_the_kernel(skipped, stride, box, swizzle, text, kno
         assert "cp.async.bulk.tensor" in assembly(compiled)
 
 
-@gluon.jit
-def facts(source, out):
-    gl.store(out, source.shape[0])
-    gl.store(out + 1, source.shape[1])
-    gl.store(out + 2, gl.cast(source.strides[0], gl.int32))
-    gl.store(out + 3, source.block_type.nbytes)
-    gl.static_assert(source.dtype == gl.float32)
+FACTS = "source.shape[0]", "source.shape[1]", "gl.cast(source.strides[0], gl.int32)", "source.block_type.nbytes"
 
 
 def test_what_kernels_ask_descriptors():
+    text = "\n".join(f"gl.store(out + {place}, {fact})" for place, fact in enumerate(FACTS))
+    facts = kernel_of(gluon.jit, "source, out", f"gl.static_assert(source.dtype == gl.float32)\n{text}", gl=gl)
     out, x = torch.zeros(4, dtype=torch.int32), torch.zeros(48, 64)
     facts[(1,)](describe(x[:, :32], [16, 32]), out)
     assert out.tolist() == [48, 32, 64, 2048]
