@@ -2,14 +2,14 @@
 
 import functools
 import itertools
-import math
 from dataclasses import dataclass, field, replace
 
 import torch
 from emulation import emulated
 
 from iris_core.providers.parts import dense, part_of
-from iris_core.testing.conformance.collective_jobs import COMBINE
+from iris_core.testing.conformance import collective_jobs
+from iris_core.testing.conformance.collective_jobs import usual
 from iris_core.types import CollectiveRequest, DeviceTarget, DeviceType
 from iris_triton.collectives import collectives
 from iris_triton.collectives.nvls import Nvls
@@ -230,33 +230,13 @@ def whole(case, size):
 
 def expected(case, rank, inputs):
     size = len(inputs)
-    if case.op in REDUCING:
-        total = reduced(case, inputs)
-        return total.reshape(size, *case.shape)[rank] if case.op == "reduce_scatter" else total
     if case.layout == "columns":
         return torch.cat([each.chunk(size, dim=1)[rank] for each in inputs], dim=1)
     if case.splits:
         splits = row_splits(case, size)
         return torch.cat([each.split(split)[rank] for each, split in zip(inputs, splits, strict=True)])
-    if case.op == "all_to_all":
-        return torch.cat([each.chunk(size)[rank] for each in inputs]) if math.prod(case.shape) else inputs[0]
-    if case.op == "scatter":
-        return inputs[case.root].reshape(size, *case.shape)[rank]
-    return inputs[case.root] if case.op == "broadcast" else torch.stack(inputs).reshape(whole(case, size))
-
-
-def reduced(case, inputs):
-    """The reduction of all inputs, in the dtype."""
-    dtype, op = inputs[0].dtype, case.reduction
-    wide = torch.float64 if dtype.is_floating_point else torch.int64
-    if case.dtype == "bool":
-        op, wide = {"sum": "bor", "product": "band", "min": "band", "max": "bor"}.get(op, op), torch.bool
-    total = functools.reduce(COMBINE[op], [each.to(wide) for each in inputs])
-    if op == "avg" and dtype.is_floating_point:
-        return (total.to(torch.float32 if dtype.itemsize < 4 else dtype) / len(inputs)).to(dtype)
-    total = total.to(dtype)
-    # integers wrap around before they are divided
-    return torch.div(total, len(inputs), rounding_mode="trunc") if op == "avg" else total
+    found = collective_jobs.expected(usual(case.op, reduction=case.reduction, root=case.root), inputs)[rank]
+    return found.to(inputs[0].dtype).reshape(output_shape(case, rank, size))
 
 
 def request(case, size, **changes):

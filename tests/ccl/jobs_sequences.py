@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from ccl_cases import OPS, Case
 from emulation import emulation
-from jobs_ccl import bits, jobs_of, on_heap
+from jobs_ccl import bits, jobs_of, on_heap, wait_until
 from jobs_common import environment, said_by, unlike
 from ops_cases import tiles_of
 
@@ -201,8 +201,7 @@ def fails(how, learn):
         works = [reduce(async_op=True) for _ in range(3)] if rank == 0 else []
         said += [said_by(work.wait) for work in works if how == "wait"]
         if how == "collective" and rank == 0:
-            while not works[-1].is_completed():
-                time.sleep(0.01)
+            wait_until(works[-1].is_completed)
             said.append(said_by(reduce))
         if how == "group" and rank < 2:
             said.append(said_by(ctx.barrier, group=[1, 0]))
@@ -231,8 +230,7 @@ def keeps_errors():
         with configured(timeout_s=1.0):
             if ctx.cur_rank == 0:
                 kept += [ctx.ccl.all_reduce(y, x, async_op=True), ctx.ccl.barrier(async_op=True)]
-                while not kept[-1].is_completed():
-                    time.sleep(0.01)
+                wait_until(kept[-1].is_completed)
                 with pytest.raises(DeviceError) as error:
                     ctx.ccl.barrier()
                 assert error.type is DeviceError

@@ -6,7 +6,6 @@ import os
 import pathlib
 import re
 import threading
-import time
 from types import SimpleNamespace
 from unittest import mock
 
@@ -15,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ccl_cases import OPS
-from jobs_ccl import on_heap, total
+from jobs_ccl import on_heap, total, wait_until
 from jobs_common import environment, kind_of, said_by, unlike
 
 from iris_core import Iris
@@ -170,12 +169,12 @@ def opens_differently(device, what):
         assert unlike((f"RankMismatchError.*{words}", opens)) == []
 
 
-def tables_that_differ(device, folder):
+def tables_that_differ(_, folder):
     """Measured tables that differ only in the number of programs; then a call that names its own config."""
     cache, config = pathlib.Path(folder) / os.environ["RANK"], {"comm_sms": 1 + int(os.environ["RANK"])}
     entry = Entry("all_reduce", "float32", (64 * 64 * 4,), "two_shot", 1e-9, config=config)
     write_table(cache / "ccl" / "mine.json", "cpu", 2, [], [entry])
-    with environment(IRIS_CACHE_DIR=str(cache)), Iris("8MiB", device=device) as ctx:
+    with environment(IRIS_CACHE_DIR=str(cache)), Iris("8MiB", device="cpu") as ctx:
         call = functools.partial(ctx.ccl.all_reduce, y := ctx.zeros(64, 64), ctx.ones(64, 64))
         wrong = unlike(("RankMismatchError.*config: comm_sms=1 on rank 0.*comm_sms=2 on rank 1", call))
         call(config=Config(algorithm="two_shot"))
@@ -346,13 +345,6 @@ def kinds_without_end(device):
         assert len(usual) == 1
 
 
-def wait_for(file):
-    deadline = time.monotonic() + 60
-    while not file.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 @on_heap("8MiB")
 def refused_by_one_that_is_ahead(ctx, folder):
     """Rank 0 refuses a call of an operation that all have called before, and the others come to none until it has."""
@@ -361,7 +353,7 @@ def refused_by_one_that_is_ahead(ctx, folder):
     if ctx.cur_rank == 0:
         assert kind_of(ctx.ccl.all_reduce, out, out[:5]) == "ArgumentError"
         raised.touch()
-    wait_for(raised)
+    wait_until(raised.exists)
     if ctx.cur_rank != 0:
         assert kind_of(ctx.barrier) == "RankMismatchError"
     ctx.barrier()
@@ -387,7 +379,7 @@ def laid_out_otherwise(ctx, folder):
         with mock.patch.object(members, "ABSENT_S", 1.0):
             assert unlike((words, lambda: reduce(out, strided))) == []
         raised.touch()
-    wait_for(raised)
+    wait_until(raised.exists)
     if ctx.cur_rank == 0:
         assert kind_of(ctx.barrier) == "RankMismatchError"
     ctx.barrier()
@@ -419,19 +411,11 @@ def test_what_one_rank_refuses_all_refuse(pool, num_ranks, device):
     *((job, 2, ()) for job in (
         refused_later, next_candidate, messages_that_differ, splits_that_differ, splits_on_devices, accepted,
         kinds_without_end)),
+    *((job, 2, ("a folder",)) for job in (tables_that_differ, refused_by_one_that_is_ahead, laid_out_otherwise)),
 ])  # fmt: skip
-def test_calls_that_differ_or_are_refused(pool, num_ranks, device, job, args):
+def test_calls_that_differ_or_are_refused(pool, num_ranks, device, job, args, tmp_path):
+    args = [str(tmp_path) if each == "a folder" else each for each in args]
     assert pool.run(job, num_ranks, device, *args) == [None] * num_ranks
-
-
-@pytest.mark.parametrize("num_ranks", [2])
-@pytest.mark.parametrize("job", [refused_by_one_that_is_ahead, laid_out_otherwise])
-def test_members_that_are_ahead(pool, num_ranks, device, job, tmp_path):
-    assert pool.run(job, num_ranks, device, str(tmp_path)) == [None] * num_ranks
-
-
-def test_tables_that_differ_in_the_launch_are_noticed(pool, tmp_path):
-    assert pool.run(tables_that_differ, 2, "cpu", str(tmp_path)) == [None] * 2
 
 
 def test_another_algorithm_serves_in_graphs(monkeypatch):

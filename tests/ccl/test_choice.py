@@ -1,6 +1,7 @@
 """Measured tables, which algorithm is chosen, and what is said of it; what a config may be; reductions by name."""
 
 import pickle
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,6 +9,7 @@ from unittest import mock
 
 import pytest
 import torch.distributed as dist
+from jobs_common import said_by
 from table_files import table_file
 from tables import table
 
@@ -42,22 +44,6 @@ def one_point(folder, algorithm, **row):
     head = {name: row.pop(name) for name in ("device", "group_size") if name in row}
     row = {"nbytes": MIB, "algorithm": algorithm, "config": {"comm_sms": 4}} | row
     return table_file(folder, row, **head)
-
-
-@table("way", [2, 0.5])
-@table(("octaves", "is_near", "config"), [
-    (0, True, True), (0.49, True, True), (0.51, False, True), (1, False, True), (1.01, False, False), (3, False, False),
-])  # fmt: skip
-def test_near_close_and_far(tmp_path, way, octaves, is_near, config):
-    """Near, a point says what is the fastest; close, its configs serve, too; far, it is better than an estimate."""
-    path = one_point(tmp_path, "a", nbytes=int(MIB * way**octaves))
-    found = tables(tmp_path).nearest(OF_MIB)
-    assert (names(found), found.is_near, bool(found.entries[0].config)) == (["a"], is_near, config)
-    where = "" if is_near else f"at {found.entries[0].size[0]} bytes, heap tensors, 4 ranks "
-    assert found.reason == f"measured as the fastest {where}in {path}"
-    far = MIB * 8 + 8 if way == 2 else MIB // 8 - 8
-    one_point(tmp_path / "far", "a", nbytes=far)
-    assert tables(tmp_path / "far").nearest(OF_MIB) == ((), False)
 
 
 def test_the_order_of_what_is_near(tmp_path):
@@ -108,24 +94,14 @@ def test_sizes_of_calls(tmp_path):
     assert tables(tmp_path).nearest(replace(uneven, options={})).is_near
 
 
-def test_the_first_folder_counts_and_is_compared_with_itself_alone(tmp_path):
-    """Times of two files were not measured together."""
-    own, shipped = tmp_path / "own", tmp_path / "shipped"
-    table_file(own, {"nbytes": MIB, "algorithm": "own"})
-    table_file(shipped, {"nbytes": MIB, "algorithm": "shipped", "seconds": 1e-7}, {"algorithm": "small"})
-    found = tables(own, shipped, tmp_path / "absent")
-    assert names(found.nearest(OF_MIB)) == ["own"]
-    assert names(found.nearest(replace(OF_MIB, nbytes=1024))) == ["small"]  # which the first one does not know
-    assert names(tables(shipped, own).nearest(OF_MIB)) == ["shipped"]
-
-
 def entry(algorithm="new", seconds=1e-6, **more):
     return Entry("all_reduce", "bfloat16", (MIB,), algorithm, seconds, group_size=4, **more)
 
 
 def test_what_was_measured_here_counts_before_all_files(tmp_path):
     own, shipped = tmp_path / "own", tmp_path / "shipped"
-    table_file(shipped, {"nbytes": MIB, "dtype": "bfloat16", "algorithm": "shipped", "seconds": 1e-9})
+    of_mib = {"nbytes": MIB, "dtype": "bfloat16", "algorithm": "shipped", "seconds": 1e-9}
+    table_file(shipped, of_mib, {"algorithm": "small"})
     known = tables(own, shipped)
     assert names(known.nearest(OF_MIB)) == ["shipped"]
     known.add([entry("new", 2e-6), entry("newer", 1e-6)], write=False)
@@ -134,7 +110,9 @@ def test_what_was_measured_here_counts_before_all_files(tmp_path):
     assert not own.exists()
     known.add([entry("again")], write=True)
     assert names(known.nearest(OF_MIB)) == ["again"]
-    assert names(tables(own, shipped).nearest(OF_MIB)) == ["again"]
+    assert names(tables(own, shipped).nearest(OF_MIB)) == ["again"]  # times of two files were not measured together
+    assert names(tables(shipped, own).nearest(OF_MIB)) == ["shipped"]
+    assert names(tables(own, shipped).nearest(replace(OF_MIB, nbytes=1024))) == ["small"]  # which `own` has not
     assert [path.name for path in own.iterdir()] == ["cpu-4.json"]
     known.add([replace(entry("of two"), group_size=2)], write=False)  # which says nothing of four
     assert names(known.nearest(OF_MIB)) == ["again"]
@@ -207,29 +185,66 @@ def chooser(*algorithms, folders=(), unusable=()):
     return Chooser(algorithms, Tables(cache, shipped, "cpu"), unusable)
 
 
-def test_the_cheapest_that_can_or_the_named_one():
-    two_shot = Algorithm("two_shot", 0.5, "no luck")
-    choice = chooser(Algorithm("slow", 2.0), Algorithm("fast", 1.0), two_shot, unusable=[("collective 'x'", "broken")])
-    assert choice.choose(REQUEST, None).name == "fast"
-    text = str(choice.explain(REQUEST, None))
+def fussy(request):
+    config = request.options.get("config", {})
+    return Availability.no("too many") if config.get("comm_sms", 0) > 8 else Availability.yes()
+
+
+SLOW, FAST = Algorithm("slow", 2.0), Algorithm("fast", 1.0, supports=fussy)
+BAD, LATE = Algorithm("two_shot", 0.5, "no luck"), Algorithm("late", 0.1, measured_only=True)
+THREE, MEASURED = (SLOW, FAST, BAD), (SLOW, FAST, LATE)
+LANGUAGES = Algorithm("two_shot", 1.0), Algorithm("slow", 3.0, plugin="gluon")
+
+
+@table("algorithms, rows, changes, config, found", [
+    (THREE, (), {}, {}, "fast"),
+    (THREE, (), {}, {"algorithm": "slow"}, "slow"),
+    (THREE, (), {}, {"all_gather_variant": "persistent"}, "fast"),
+    (THREE, (), {}, {"all_reduce_variant": "two_shot"},
+     "UnsupportedError: .*'two_shot' cannot serve this call: no luck"),
+    (THREE, (), {}, {"algorithm": "magic"},
+     "ArgumentError: .*no algorithm 'magic'; there are slow, fast, two_shot\n.*odd"),
+    (THREE, (), {}, {"algorithm": "slow", "all_reduce_variant": "ring"}, "ArgumentError: .*contradicts"),
+    ((BAD,), (), {}, {}, "UnsupportedError: .*on 4 ranks:\n  two_shot: no luck\n  collective 'x': odd"),
+    ((BAD,), (), {"op": "broadcast"}, {}, "UnsupportedError: .*no algorithm can serve this broadcast"),
+    (LANGUAGES, (), {}, {"use_gluon": True}, "slow"),
+    (LANGUAGES, (), {}, {"all_reduce_variant": "two_shot"}, "two_shot"),
+    *((LANGUAGES, (), {}, {"use_gluon": True, name: "two_shot"}, "UnsupportedError: .*not written in Gluon")
+      for name in ("all_reduce_variant", "algorithm")),
+    (MEASURED, ({},), {}, {}, "slow"),
+    (MEASURED, ({},), {"nbytes": 8193}, {}, "fast"),  # too far from what was measured
+    (MEASURED, ({"algorithm": "fast", "config": {"comm_sms": 16}}, {"seconds": 2e-6}), {}, {}, "slow"),
+    (MEASURED, (), {}, {}, "fast"),  # not the one that has to be measured
+    ((LATE,), (), {}, {"algorithm": "late"}, "late"),
+    ((LATE,), (), {}, {}, "UnsupportedError: .*late can serve this call, but only where they were measured"),
+])  # fmt: skip
+def test_the_fastest_that_can_or_the_named_one(tmp_path, algorithms, rows, changes, config, found):
+    if rows:
+        table_file(tmp_path / "own", *rows)
+    choice = chooser(*algorithms, folders=[tmp_path / "own"], unusable=[("collective 'x'", "odd")])
+    asked = replace(REQUEST, **changes), Config(**config) if config else None
+    if ": " in found:
+        assert re.match(found, said_by(choice.choose, *asked), re.DOTALL)
+    else:
+        assert choice.choose(*asked).name == choice.explain(*asked).algorithm == found
+
+
+def test_what_is_said_of_a_choice_and_the_config_that_is_used(tmp_path):
+    text = str(chooser(*THREE).explain(REQUEST, None))
     assert text.startswith("all_reduce: fast, the cheapest by its model\n")
     assert "slow (triton): 2000000.0 us, model" in text
     assert "two_shot (triton): no, no luck" in text
-    assert choice.choose(REQUEST, Config(algorithm="slow")).name == "slow"
-    assert choice.choose(REQUEST, Config(all_gather_variant="persistent")).name == "fast"
-    assert choice.explain(REQUEST, Config(algorithm="magic")).algorithm == ""
-    for config, kind, words in (
-        ({"all_reduce_variant": "two_shot"}, UnsupportedError, "'two_shot' cannot serve this call: no luck"),
-        ({"algorithm": "magic"}, ArgumentError, "(?s)no algorithm 'magic'; there are slow, fast, two_shot\n.*broken"),
-        ({"algorithm": "slow", "all_reduce_variant": "ring"}, ArgumentError, "contradicts"),
-    ):
-        with pytest.raises(kind, match=words):
-            choice.choose(REQUEST, Config(**config))
-    without = chooser(two_shot, unusable=[("collective 'y'", "raised")])
-    with pytest.raises(UnsupportedError, match=r"(?s)on 4 ranks:\n  two_shot: no luck\n  collective 'y': raised"):
-        without.choose(REQUEST, None)
-    with pytest.raises(UnsupportedError, match="no algorithm can serve this broadcast"):
-        without.choose(replace(REQUEST, op="broadcast"), None)
+    assert chooser(*THREE).explain(REQUEST, Config(algorithm="magic")).algorithm == ""
+    path = table_file(tmp_path / "own", {"config": {"comm_sms": 4, "num_warps": 2}})
+    choice = chooser(*MEASURED, folders=[tmp_path / "own", tmp_path / "absent"])
+    assert choice.choose(REQUEST, None)[2] == f"measured as the fastest in {path}"
+    assert "slow (triton): 1.0 us, measured, comm_sms=4, num_warps=2" in str(choice.explain(REQUEST, None))
+    assert choice.of(choice.choose(REQUEST, None), REQUEST)[1].options["config"] == {"comm_sms": 4, "num_warps": 2}
+    assert REQUEST.options == {}
+    asked = replace(REQUEST, options={"config": {"num_warps": 8}})  # the caller's wish counts
+    assert choice.of(choice.choose(asked, None), asked)[1].options["config"] == {"comm_sms": 4, "num_warps": 8}
+    assert choice.choose(REQUEST, Config(algorithm="slow")).config == {}
+    assert choice.of(choice.choose(REQUEST, Config(algorithm="late")), REQUEST) == (LATE, REQUEST)
 
 
 def test_a_table_that_was_not_measured_is_called_a_model(tmp_path):
@@ -277,64 +292,17 @@ def test_an_algorithm_that_raises_or_says_nonsense_is_left_out_with_one_warning(
         chooser(Algorithm("bad", 1.0, supports=mock.Mock(side_effect=KeyboardInterrupt))).choose(REQUEST, None)
 
 
-def test_in_gluon_alone():
-    choice = chooser(Algorithm("two_shot", 1.0), Algorithm("slow", 3.0, plugin="gluon"))
-    assert choice.choose(REQUEST, Config(use_gluon=True)).name == "slow"
-    assert choice.choose(REQUEST, Config(all_reduce_variant="two_shot")).name == "two_shot"
-    for wish in ({"all_reduce_variant": "two_shot"}, {"algorithm": "two_shot"}):
-        with pytest.raises(UnsupportedError, match="not written in Gluon"):
-            choice.choose(REQUEST, Config(use_gluon=True, **wish))
-
-
-def test_what_was_measured_comes_first(tmp_path):
-    algorithms = Algorithm("slow", 2.0), Algorithm("fast", 1.0), Algorithm("late", 0.1, measured_only=True)
-    path = table_file(tmp_path / "own")
-    choice = chooser(*algorithms, folders=[tmp_path / "own", tmp_path / "absent"])
-    name, _, why, _ = choice.choose(REQUEST, None)
-    assert (name, why) == ("slow", f"measured as the fastest in {path}")
-    assert "slow (triton): 1.0 us, measured" in str(choice.explain(REQUEST, None))
-    assert choice.choose(replace(REQUEST, nbytes=8193), None).name == "fast"  # too far from what was measured
-    assert chooser(*algorithms).choose(REQUEST, None).name == "fast"  # not the one that has to be measured
-    late = chooser(algorithms[-1])
-    assert late.of(late.choose(REQUEST, Config(algorithm="late")), REQUEST) == (algorithms[-1], REQUEST)
-    with pytest.raises(UnsupportedError, match="late can serve this call, but only where they were measured"):
-        late.choose(REQUEST, None)
-
-
-def test_the_config_that_was_measured_is_used(tmp_path):
-    def fussy(request):
-        config = request.options.get("config", {})
-        return Availability.no("too many") if config.get("comm_sms", 0) > 8 else Availability.yes()
-
-    algorithms = Algorithm("slow", 2.0), Algorithm("fast", 1.0, supports=fussy)
-    table_file(tmp_path / "own", {"config": {"comm_sms": 4, "num_warps": 2}})
-    choice = chooser(*algorithms, folders=[tmp_path / "own"])
-    assert choice.of(choice.choose(REQUEST, None), REQUEST)[1].options["config"] == {"comm_sms": 4, "num_warps": 2}
-    assert REQUEST.options == {}
-    asked = replace(REQUEST, options={"config": {"num_warps": 8}})  # the caller's wish counts
-    assert choice.of(choice.choose(asked, None), asked)[1].options["config"] == {"comm_sms": 4, "num_warps": 8}
-    assert choice.choose(REQUEST, Config(algorithm="slow")).config == {}
-    assert "slow (triton): 1.0 us, measured, comm_sms=4, num_warps=2" in str(choice.explain(REQUEST, None))
-    table_file(tmp_path / "two", {"algorithm": "fast", "config": {"comm_sms": 16}}, {"seconds": 2e-6})
-    assert chooser(*algorithms, folders=[tmp_path / "two"]).choose(REQUEST, None).name == "slow"
-
-
-def contenders(*algorithms, folder=None, few=True, request=REQUEST, config=None):
-    choice = chooser(*algorithms, folders=[folder] if folder else ())
-    return choice.contenders(request, config, few=few)
-
-
 def test_a_few_are_worth_measuring_or_all():
     algorithms = [Algorithm(f"{n / 10} s", n / 10) for n in (19, 12, 10, 16, 25, 11, 13, 14)]
     algorithms.append(Algorithm("bad", 0.1, "no"))
     algorithms.append(Algorithm("always", 9.0, always_measured=True, measured_only=True))
-    assert [name for name, _ in contenders(*algorithms)] == [
-        "1.0 s", "1.1 s", "1.2 s", "1.3 s", "1.4 s", "1.6 s", "always"
-    ]  # fmt: skip
-    everything = [name for name, _ in contenders(*algorithms, few=False)]
-    assert everything == ["1.9 s", "1.2 s", "1.0 s", "1.6 s", "2.5 s", "1.1 s", "1.3 s", "1.4 s", "always"]
-    in_gluon = contenders(*algorithms, Algorithm("other", 50.0, plugin="gluon"), config=Config(use_gluon=True))
-    assert in_gluon == [("other", {})]
+    few, all_of_them = (
+        [name for name, _ in chooser(*algorithms).contenders(REQUEST, None, few=few)] for few in (True, False)
+    )
+    assert few == ["1.0 s", "1.1 s", "1.2 s", "1.3 s", "1.4 s", "1.6 s", "always"]
+    assert all_of_them == ["1.9 s", "1.2 s", "1.0 s", "1.6 s", "2.5 s", "1.1 s", "1.3 s", "1.4 s", "always"]
+    choice = chooser(*algorithms, Algorithm("other", 50.0, plugin="gluon"))
+    assert choice.contenders(REQUEST, Config(use_gluon=True), few=True) == [("other", {})]
 
 
 NUMBERS = ("block_size_m", "block_size_n", "swizzle_size", "comm_sms", "num_xcds", "chunk_size", "num_stages",
@@ -383,18 +351,10 @@ def test_reductions():
             reduce_op(op)
 
 
-SHIPPED = sorted(TABLES.glob("*.json"))
-
-
-@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(TABLES.glob("*.json")), ids=lambda path: path.stem)
 def test_shipped_tables_name_algorithms_that_exist(path):
     found = read_table(path)
     known = {(each.op, each.name) for each in collectives()}
     known |= {(op, "nccl") for op in IN_NODES}
     assert {(entry.op, entry.algorithm) for entry in found.entries} <= known
     assert path.stem.endswith(f"-{found.group_size}")
-    tables = Tables(Path("there is no such folder"), [TABLES], "NVIDIA H200")
-    for op in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
-        for nbytes in (1, 1 << 14, 1 << 22, 1 << 28):
-            near = tables.nearest(replace(REQUEST, op=op, nbytes=nbytes, group_size=found.group_size))
-            assert near.entries[0].source == str(path), f"{op} of {nbytes} bytes"

@@ -26,11 +26,8 @@ def regions(device, system_size, workspace):
             assert (team.members, team.rank) == (members, members.index(ctx.cur_rank))
             first = team.region("test", 1000, fill=7)
             assert team.region("test", 500) is first
-            other, larger, space = (
-                team.region("other", 1000),
-                team.region("test", 5000),
-                team.workspace("space", 1 << 40),
-            )
+            other, larger = team.region("other", 1000), team.region("test", 5000)
+            space = team.workspace("space", 1 << 40)
             assert team.workspace("space", 1 << 40) is space
             assert team.region("test", 5000) is larger
             assert team.region("nothing", 0).nbytes == 8  # so that it can be seen as any dtype
@@ -149,27 +146,18 @@ def test_regions_of_teams(pool, system_size, workspace):
     assert second == first[:1]
 
 
-@pytest.mark.parametrize(("job", "num_ranks"), [
-    (used_before, 3), pytest.param(used_before, 2, marks=pytest.mark.exhaustive(device="cpu")), (of_unknown_size, 2),
+@pytest.mark.parametrize(("job", "num_ranks", "args", "found"), [
+    (used_before, 3, (), None), (of_unknown_size, 2, (), None), (in_any_mode, 2, (), [[2.0]] * 3),
+    pytest.param(used_before, 2, (), None, marks=pytest.mark.exhaustive(device="cpu")),
+    *((in_place_on_some, 2, (ranks,), [4.0, 2.0]) for ranks in ([0], [1], [])),
 ])  # fmt: skip
-def test_memory_in_use(pool, job, num_ranks, device):
-    assert pool.run(job, num_ranks, device) == [None] * num_ranks
+def test_memory_in_use_and_members_whose_tensors_lie_differently(pool, job, num_ranks, args, found, device):
+    assert pool.run(job, num_ranks, device, *args) == [found] * num_ranks
 
 
 @pytest.mark.parametrize("how", ["plain", "bound", "anywhere"])
 def test_threads_take_turns(pool, how):
     assert pool.run(beside_each_other, 2, "cpu", how) == [[[3.0]] * 3] * 2
-
-
-@pytest.mark.parametrize("num_ranks", [2])
-def test_members_whose_tensors_lie_differently(pool, num_ranks, device):
-    assert pool.run(in_any_mode, num_ranks, device) == [[[num_ranks]] * 3] * num_ranks
-
-
-@pytest.mark.parametrize("num_ranks", [2])
-@pytest.mark.parametrize("ranks", [[0], [1], []])
-def test_a_call_may_be_in_place_on_some_members(pool, num_ranks, device, ranks):
-    assert pool.run(in_place_on_some, num_ranks, device, ranks) == [[num_ranks**2, num_ranks]] * num_ranks
 
 
 def test_copies_do_not_outlive_the_context():

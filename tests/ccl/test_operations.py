@@ -1,8 +1,10 @@
-"""Every algorithm with every dtype, reduction, shape and place, against torch on one process."""
+"""Every algorithm with every dtype, reduction, shape and place, and in any order, against torch on one process."""
 
 import ccl_cases
+import jobs_sequences as jobs
 import pytest
-from ccl_cases import ENCODINGS, FLOATS, SMALL, Case, kinds, moving_cases, reducing_cases, reducing_pairs, served
+from ccl_cases import ENCODINGS, FLOATS, OPS, SMALL, Case, kinds, moving_cases, reducing_cases, reducing_pairs, served
+from devices import unprobed
 from jobs_ccl import run_cases
 from rank_counts import rank_counts
 
@@ -67,23 +69,22 @@ def test_lines_of_eight_members(pool):
     check(pool, 8, "cpu", [case], family="ll128")
 
 
-@pytest.mark.parametrize(("encoding", "num_ranks"), list(families(2, seldom=[8], packets=([4], [3]))))
-def test_shapes(pool, some, encoding, num_ranks, device):
-    cases = served(ccl_cases.shape_cases(kinds(encoding)), num_ranks)
-    check(pool, num_ranks, device, thinned(some, num_ranks, device, encoding, cases, named=10), family=encoding)
+GENERATED = {
+    "shapes": (lambda size, known: ccl_cases.shape_cases(known), {"named": 10}, {"seldom": [8], "packets": ([4], [3])}),
+    "places": (lambda size, known: ccl_cases.place_cases(known), {"on_cpu": 5}, {"seldom": [2]}),
+    "ways": (ccl_cases.way_cases, {"on_cpu": 5, "named": 5}, {"seldom": [2], "chosen": ([3], [1, 2])}),
+}
+"""How cases are made, how many of them are tried, and on how many ranks."""
 
 
-@pytest.mark.parametrize(("encoding", "num_ranks"), list(families(3, seldom=[2])))
-def test_places(pool, some, encoding, num_ranks, device):
-    cases = served(ccl_cases.place_cases(kinds(encoding)), num_ranks)
-    check(pool, num_ranks, device, thinned(some, num_ranks, device, encoding, cases, on_cpu=5), family=encoding)
-
-
-@pytest.mark.parametrize(("encoding", "num_ranks"), list(families(3, seldom=[2], chosen=([3], [1, 2]))))
-def test_ways(pool, some, encoding, num_ranks, device):
-    cases = served(ccl_cases.way_cases(num_ranks, kinds(encoding)), num_ranks)
-    cases = thinned(some, num_ranks, device, encoding, cases, on_cpu=5, named=5)
-    check(pool, num_ranks, device, cases, turns=2, family=encoding)
+@pytest.mark.parametrize(("what", "encoding", "num_ranks"), [
+    pytest.param(what, *each.values, marks=each.marks, id=f"{what}-{each.id}")
+    for what, (*_, counts) in GENERATED.items() for each in families(2 if what == "shapes" else 3, **counts)
+])  # fmt: skip
+def test_generated(pool, some, what, encoding, num_ranks, device):
+    make, thinly, _ = GENERATED[what]
+    cases = thinned(some, num_ranks, device, encoding, served(make(num_ranks, kinds(encoding)), num_ranks), **thinly)
+    check(pool, num_ranks, device, cases, turns=2 if what == "ways" else 1, family=encoding)
 
 
 @pytest.mark.parametrize(("encoding", "num_ranks"), list(families(3, packets=([2], [3, 8]))))
@@ -119,3 +120,62 @@ def test_what_each_algorithm_serves(family):
     sparse = "strided", "strided ordinary", "transposed"
     cases = [case for case in cases if case.config["algorithm"] != "copy_engine" or case.place not in sparse]
     assert served(cases, 4) == cases
+
+
+@pytest.mark.parametrize("num_ranks", [4])
+def test_groups_of_any_ranks_in_any_order(pool, num_ranks, device):
+    sets = [[0, 3], [3, 1], [2, 0, 1], [3, 0], [1, 2, 3, 0], [2]]
+    assert pool.run(jobs.in_groups, num_ranks, device, sets, 5 if device == "cuda" else 3) == [[]] * num_ranks
+
+
+@pytest.mark.parametrize(("num_ranks", "slow"), [
+    (3, False), *(pytest.param(n, False, marks=pytest.mark.exhaustive(device="cpu")) for n in (2, 8)), (4, True),
+])  # fmt: skip
+def test_back_to_back(pool, num_ranks, slow, device):
+    many, few = ((500, 10), (20, 8)) if slow else ((10_000, 24), (30, 10))
+    calls, kinds = many if device == "cuda" else few
+    found = pool.run(jobs.back_to_back, num_ranks, device, calls, kinds, slow, timeout_s=300.0)
+    assert found == [[]] * num_ranks
+
+
+@pytest.mark.parametrize(("job", "num_ranks"), [
+    *((jobs.in_tiles, n) for n in (1, 3)), *((jobs.freed_and_asked_for, n) for n in (1, 3)),
+    *((jobs.leaves, n) for n in (1, 2)), (jobs.observed, 2), (jobs.messages, 3),
+    pytest.param(jobs.messages, 2, marks=pytest.mark.exhaustive(device="cpu")),
+])  # fmt: skip
+def test_a_few_ranks(pool, job, num_ranks, device):
+    assert pool.run(job, num_ranks, device) == [None] * num_ranks
+
+
+@pytest.mark.parametrize("num_ranks", rank_counts(3, seldom=[4]))
+def test_barriers_finish_calls_and_frees_wait_for_them(pool, some, num_ranks, device):
+    rounds = 12 if device == "cuda" else len(some(range(12), 2))
+    assert pool.run(jobs.nobody_waits, num_ranks, device, num_ranks, rounds) == [None] * num_ranks
+
+
+@pytest.mark.parametrize(("job", "num_ranks", "args"), [
+    *((jobs.fails, 3, each) for each in (("barrier", 3), ("close", 3), ("group", 2), ("collective", 1), ("wait", 1))),
+    (jobs.keeps_errors, 2, ()),
+])  # fmt: skip
+def test_errors_of_calls_that_no_caller_waits_for(pool, job, num_ranks, args):
+    assert pool.run(job, num_ranks, *args) == [None] * num_ranks
+
+
+@pytest.mark.multigpu
+@pytest.mark.slow
+@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+@pytest.mark.parametrize("encoding", ["", *ENCODINGS])
+def test_replays_with_changing_data(pool, encoding, num_ranks):
+    """Each algorithm of packets in one piece and in several, with a workspace in which few messages go at once."""
+    if reason := unprobed("cuda", [encoding]):
+        pytest.skip(reason)
+    places = ("heap", "ordinary", "skewed")
+    cases = [Case(op, "bfloat16", shape=(4099,), place=place) for op in OPS for place in places]
+    for algorithm in ("one_shot", "two_shot"):
+        cases.append(Case("all_reduce", shape=(33, 5), in_place=True, config={"algorithm": algorithm}))
+    cases += [ccl_cases.of(kind, "bfloat16", shape=(4099,)) for kind in kinds("portable")]
+    if encoding:
+        how = {"comm_sms": 2, "num_warps": 4}
+        cases = [ccl_cases.of(kind, shape=(count,), config=how) for kind in kinds(encoding) for count in (77, 9001)]
+    how = cases, 50, SMALL if encoding else ""
+    assert pool.run(jobs.captured, num_ranks, "cuda", *how, timeout_s=300.0) == [[]] * num_ranks

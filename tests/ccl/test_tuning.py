@@ -1,25 +1,38 @@
-"""Tables of collectives and of fused operations are measured on verified data, and used."""
+"""Algorithms are measured on all members alike, by `iris tune` on verified data and by first calls on their tensors."""
 
 import contextlib
 import dataclasses
+import functools
+import itertools
+import os
+import pathlib
 import tempfile
 from dataclasses import replace
 from unittest import mock
 
+import jobs_ccl
 import pytest
 import torch
-from jobs_ccl import on_heap
-from jobs_common import environment
+from ccl_cases import OPS, Case
+from jobs_ccl import on_heap, total
+from jobs_common import environment, in_vain, said_by, unlike
 from tables import table
 
 from iris_core import Iris
 from iris_core.bench import RunOptions
+from iris_core.ccl import Config
 from iris_core.cli import main
+from iris_core.dispatch import first_calls
 from iris_core.dispatch.tables import Entry, read_table, write_table
-from iris_core.errors import ArgumentError
+from iris_core.errors import ArgumentError, UnsupportedError
 from iris_core.ops import FusedConfig
+from iris_core.providers import Providers
 from iris_core.tuning.samples import KINDS, LAYERS, SPOILED, FusedSample, FusedTuneOptions, TuneOptions
 from iris_core.tuning.tuner import tune_on_this_rank
+from iris_core.types import Availability
+from iris_triton.collectives.pull_reduce import PullReduce
+from iris_triton.collectives.two_shot import TwoShot
+from iris_triton.gemm.matmul_reduce import Reduce
 
 
 @on_heap("16MiB")
@@ -42,31 +55,17 @@ def samples(ctx, wanted, algorithm=None):
                 assert not sample.is_right(out), sample
 
 
-def _broken(op, name, launch):
-    from iris_triton import collectives as package
-    from iris_triton import gemm
-
-    where, what = (gemm, "operations") if "matmul" in op else (package, "collectives")
-    offered = getattr(where, what)
-
-    def changed(**options):
-        found = offered(**options)
-        for each in found:
-            if (each.op, each.name) == (op, name):
-                each.launch = launch
-        return found
-
-    return mock.patch.object(where, what, changed)
+CLASSES = {"one_shot": PullReduce, "two_shot": Reduce}  # of all_reduce, and of matmul_all_reduce
 
 
 def tune(device, wanted, broken="", limit_s=100.0, refuses=False):
     """Tune, with an algorithm that launches nothing, or that cannot be launched; every rank's findings."""
-    op, kind = wanted["ops"][0], FusedTuneOptions if "layers" in wanted else TuneOptions
+    kind = FusedTuneOptions if "layers" in wanted else TuneOptions
     no_room = RuntimeError("out of resource: shared memory\nand more")
     launch = mock.Mock(side_effect=no_room if refuses else None)
     options = RunOptions(num_ranks=2, device=device, heap_size="24MiB", limit_s=limit_s)
     with (
-        _broken(op, broken, launch) if broken else contextlib.nullcontext(),
+        mock.patch.object(CLASSES[broken], "launch", launch) if broken else contextlib.nullcontext(),
         tempfile.TemporaryDirectory() as cache,
         environment(IRIS_TUNE="exhaustive", IRIS_CACHE_DIR=cache),  # as `iris tune` runs ranks
     ):
@@ -200,3 +199,317 @@ def test_the_command_writes_what_calls_use(pool, forked_ranks, tmp_path, monkeyp
     assert entries[-1].op == "reduce"  # what was not measured again stays
     assert entries[0].op == "all_reduce"
     assert entries[0].seconds < 9.0
+
+
+NOT_IN_PLACE = ("all_to_all", "broadcast")
+SECONDS, SLOW_SECONDS = 1e-4, 1e-3
+"""What algorithms take by the clock of these tests."""
+
+WATCHED = {"one_shot", "two_shot", "third", "gloo"}
+HERE = "measured here as the fastest"
+
+
+@contextlib.contextmanager
+def measuring(cache, mode="first", device="cpu", fastest="two_shot", names=WATCHED, added=()):
+    """A context without shipped tables whose calls measure, by a clock for which `fastest` is that, or a real one.
+
+    With that clock comes a list of the algorithms that an all_reduce launches, of `names` and those `added`.
+    """
+    own = first_calls._cpu_seconds
+
+    def seconds(launch, calls):
+        own(launch, calls)
+        return SECONDS if launch.func.__self__.algorithm == fastest else SLOW_SECONDS, 0.0
+
+    clock = mock.patch.object(first_calls, "_cpu_seconds", seconds if fastest else own)
+    no_tables = mock.patch.object(Providers, "tables", return_value=[])
+    of_test = environment(IRIS_TUNE=mode, IRIS_CACHE_DIR=str(cache))
+    with clock, no_tables, of_test, Iris("24MiB", device=device) as ctx:
+        binder = ctx.ccl._binder
+        binder.providers.found()
+        binder.providers._plugins[0].extend([PullReduce("all_reduce", "third"), *added])  # as if plugins had them
+        binder._choosers.clear()
+        yield (ctx, watched(ctx, {*names, *(each.name for each in added)})) if fastest else ctx
+        ctx.barrier()
+
+
+def known_of(ctx, op="all_reduce"):
+    """The algorithms of a collective, by name."""
+    return ctx.ccl._binder._algorithms(None)._by_op[op]
+
+
+def watched(ctx, names):
+    """Leave an all_reduce these algorithms, all of them good ones; returns a list, of those that are launched."""
+    launched = []
+
+    def noted(name, launch, plan, *tensors):
+        launched.append(name)
+        return launch(plan, *tensors)
+
+    for name, each in known_of(ctx).items():
+        each.launch = functools.partial(noted, name, each.launch)
+        each.cost = lambda request: 1.0
+        if name not in names:
+            each.supports = lambda request: Availability.no("left out by the test")
+    return launched
+
+
+def said_of(ctx, count=6, **how):
+    """Algorithm and reason for `total`."""
+    x = torch.zeros(count, device=ctx.device)
+    found = ctx.ccl.explain("all_reduce", x.clone(), x, **how)
+    return found.algorithm, found.why
+
+
+def results(device, cache, members, mode):
+    """Every operation, with new data in each of two calls; returns why which algorithms serve those that reduce to all.
+
+    Two members make the calls on the heap that three make off it, and the other way around.
+    """
+    kinds, found = [("float32", "heap"), ("int32", "ordinary")], []
+    calls = [(op, in_place) for op in OPS for in_place in (False, True) if not in_place or op not in NOT_IN_PLACE]
+    cases = [
+        Case(op, dtype, shape=(7, 33 << 5 * in_place), root=len(members) - 1, place=place, in_place=in_place)
+        for number, (op, in_place) in enumerate(calls)
+        for dtype, place in (kinds if op == "all_reduce" else kinds[(number + len(members)) % 2 :][:1])
+    ]
+    with measuring(cache, mode, device, fastest=None) as ctx:
+        is_member, size = ctx.cur_rank in members, len(members)
+        group = None if size == ctx.num_ranks else members
+        for case in cases:
+            tensors = jobs_ccl.Tensors(ctx, case, members.index(ctx.cur_rank) if is_member else 0, size)
+            for turn in range(2 * is_member):
+                inputs = tensors.fill(turn)
+                work = jobs_ccl.call(ctx, case, tensors, group, members, case.place == "ordinary")
+                if work is not None:
+                    work.wait()
+                assert jobs_ccl.verify(case, tensors, inputs, f" (turn {turn})") == []
+            if is_member and case.op == "all_reduce":
+                found.append(ctx.ccl.explain(case.op, tensors.out, tensors.inp, group=group).why)
+    return found
+
+
+def twice(cache, mode):
+    """Two contexts, one after the other: the second one measures only if all is measured always."""
+    for is_later in (False, True):
+        with measuring(cache, mode) as (ctx, launched):
+            known = is_later and mode == "first"
+            known_of(ctx)["two_shot"].tunings = lambda request: ({}, {"comm_sms": 2})
+            why = f"measured as the fastest in {cache}/ccl/cpu-2.json" if known else HERE
+            assert (said_of(ctx) == ("two_shot", why)) == known
+            assert total(ctx) == total(ctx) == [3.0]
+            assert (set(launched), said_of(ctx)) == ({"two_shot"} if known else WATCHED, ("two_shot", why))
+
+
+def with_a_config(cache):
+    """Calls whose config says something are measured, near a point of the table, and leave no point themselves."""
+    with measuring(cache) as (ctx, _):
+        assert total(ctx) == [3.0]
+    with measuring(cache) as (ctx, launched):
+        assert total(ctx, config=Config(num_warps=2)) == total(ctx, config=Config(num_warps=2)) == [3.0]
+        assert set(launched) == WATCHED - {"gloo"}  # which has no use for it
+        assert said_of(ctx, config=Config(num_warps=2)) == ("two_shot", HERE)
+        assert said_of(ctx)[1].startswith("measured as the fastest in")
+    assert len(read_table(pathlib.Path(cache) / "ccl" / "cpu-2.json").entries) == len(WATCHED)
+
+
+class OfAPlugin(PullReduce):
+    """An algorithm that does not come with Iris."""
+
+
+def newer_than_the_table(cache):
+    """An algorithm of a plugin is measured once, near a point that was measured without it; one of Iris's is not."""
+    kinds, found = {"ours": PullReduce, "theirs": OfAPlugin}, []
+    for added in ((), ("ours",), ("theirs",), ("theirs",)):
+        algorithms = [kinds[name]("all_reduce", name) for name in added]
+        with measuring(cache, fastest="theirs", added=algorithms) as (ctx, launched):
+            assert total(ctx) == total(ctx) == [3.0]
+            found.append((len(set(launched)) > 1, said_of(ctx)[0] == "theirs"))
+    assert found == [(True, False), (False, False), (True, True), (False, True)]
+
+
+def caches_that_differ(folder, names, group, chosen):
+    """Each rank has a cache of its own, with a near point of an algorithm, or without."""
+    rank, folder = int(os.environ["RANK"]), pathlib.Path(folder)
+    cache, own = folder / str(rank), ["mine.json"] if names[rank] else []
+    if names[rank]:
+        entry = Entry("all_reduce", "float32", (1024,), names[rank], 1e-9, "ordinary", config={"comm_sms": 1 + rank})
+        write_table(cache / "ccl" / "mine.json", "cpu", 2, [], [entry])
+    with measuring(cache) as (ctx, launched):
+        assert total(ctx, group=group) == total(ctx, group=group) == [3.0]
+        said = said_of(ctx, group=group)
+    if chosen:
+        path = folder / str(names.index(chosen)) / "ccl" / "mine.json"
+        assert (set(launched), said) == ({chosen}, (chosen, f"measured as the fastest in {path}"))
+    else:  # it has no near point, so all measure, and it writes
+        assert (set(launched), said) == (WATCHED - {"third"}, ("two_shot", HERE))  # which they would launch differently
+        own += ["cpu-2.json"] if rank == 0 else []
+    assert sorted(path.name for path in cache.glob("ccl/*")) == sorted(own)
+
+
+def offered_by_some(cache):
+    """Each rank would measure an algorithm that the other one would not."""
+    own = ("one_shot", "third")[int(os.environ["RANK"])]
+    with measuring(cache, names=("two_shot", "gloo", own)) as (ctx, launched):
+        assert total(ctx) == total(ctx) == [3.0]
+        assert (set(launched), said_of(ctx)) == ({"two_shot", "gloo"}, ("two_shot", HERE))
+
+
+def not_measured(cache, what, wanted):
+    """A call that measures nothing and writes no table; it launches `wanted`: these algorithms, or as many."""
+    with measuring(cache, "off" if what == "off" else "first") as (ctx, launched):
+        rank = ctx.cur_rank
+        x, y, splits = torch.full((5, 2), float(rank)), torch.full((5, 2), -1.0), [3 - rank, 2 + rank]
+        if what == "a message":
+            ctx.ccl.send(x, 1) if rank == 0 else ctx.ccl.recv(y, 0)
+            assert rank == 0 or y.eq(0).all()
+        elif what == "splits":
+            ctx.ccl.all_to_all(y, x, input_split_sizes=splits, output_split_sizes=splits)
+            assert y[:, 0].tolist() == [0.0] * (3 - rank) + [1.0] * (2 + rank)
+        elif what == "a group of one":
+            assert total(ctx, group=[rank]) == [rank + 1.0]
+        else:
+            named = {"named": {"algorithm": "third"}, "named by variant": {"all_reduce_variant": "one_shot"}}
+            config = Config(**named[what]) if what in named else None
+            assert total(ctx, 0 if what == "nothing" else 6, config=config) == [3.0] * (what != "nothing")
+    assert wanted in (set(launched), len(set(launched)))
+    assert not any(pathlib.Path(cache).rglob("*.json"))
+
+
+def little_room(cache, taken, wanted):
+    """A call that needs a workspace of the heap, while users have much of it: what is launched leaves them half."""
+    with measuring(cache) as (ctx, launched):
+        x = ctx.empty(taken, dtype=torch.uint8)
+        before = ctx.heap.stats().largest_free
+        assert total(ctx, 1 << 20) == [3.0]
+        del x
+        assert set(launched) == wanted
+        assert ctx.heap.stats().largest_free >= before // 2
+
+
+def odd_one(cache, where, who):
+    """An algorithm that cannot be prepared or launched is left out; a launch that fails on one rank raises on all."""
+    bad, alone = who in ("all", int(os.environ["RANK"])), where == "launch" and who != "all"
+    odd = TwoShot("all_reduce", "odd")
+    prepare = odd.prepare
+
+    def fails(*arguments, **options):
+        if where != "launch":
+            prepare(*arguments)
+        raise {"no room": UnsupportedError, "prepare": MemoryError, "launch": RuntimeError}[where]("not here")
+
+    if bad:
+        setattr(odd, "launch" if where == "launch" else "prepare", fails)
+    of_test = measuring(cache, names=("two_shot", "third"), added=[odd])
+    with environment(IRIS_DEVICE_TIMEOUT="5"), of_test as (ctx, launched):
+        out, inp = torch.zeros(6), torch.full((6,), ctx.cur_rank + 1.0)
+        with in_vain(4) if alone else contextlib.nullcontext():
+            said = said_by(lambda: ctx.ccl.all_reduce(out, inp))
+        if said:
+            ctx.ccl.reset()
+        known_of(ctx)["odd"].supports = lambda request: Availability.no("it had its turn")
+        assert total(ctx) == total(ctx) == [3.0]
+        if alone:
+            assert said.startswith("RuntimeError: not here" if bad else "Device")
+            return
+        assert (said, out.unique().tolist(), inp.unique().numel()) == ("", [3.0], 1)
+        assert said_of(ctx) == ("two_shot", HERE)
+        assert set(launched) - {"odd"} == {"two_shot", "third"}
+        assert ("odd" in launched) == (where == "launch")
+
+
+def calls_that_differ(cache, what, words):
+    """One rank calls otherwise, or cannot call; then all call alike."""
+    with measuring(cache) as (ctx, launched):
+        bad = ctx.cur_rank == 1
+        x, y = torch.ones(8), torch.zeros(8)
+        config = Config(algorithm="third") if bad and what == "named" else None
+        dtype = torch.int32 if bad and what == "dtype" else torch.float32
+        out, inp = y.to(dtype), x.to(dtype)[: 7 if bad and what == "refused" else 8]
+        assert unlike((words, lambda: ctx.ccl.all_reduce(out, inp, config=config))) == launched == []
+        assert total(ctx) == total(ctx) == [3.0]
+        assert said_of(ctx) == ("two_shot", HERE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_ranks", [3])
+@pytest.mark.parametrize(("members", "mode"), [((0, 1, 2), "first"), ((2, 0), "exhaustive")])
+def test_results_are_right_after_measuring_also_in_place(pool, num_ranks, device, members, mode, tmp_path):
+    for rank, reasons in enumerate(pool.run(results, num_ranks, device, str(tmp_path), members, mode)):
+        assert len(reasons) == 4 * (rank in members)
+        # NCCL knows no other order
+        alone = {"the cheapest by its model"} if device == "cuda" and members == (2, 0) else set()
+        assert set(reasons) - alone == ({HERE} if rank in members else set())
+
+
+@pytest.mark.parametrize(("mode", "configs"), [("first", [{}]), ("exhaustive", [{}, {"comm_sms": 2}])])
+def test_a_later_context_measures_nothing_or_all_again(pool, tmp_path, mode, configs):
+    """What was measured is in the cache, the fastest first, with the launches that the best one was tried with."""
+    assert pool.run(twice, 2, str(tmp_path), mode) == [None] * 2
+    entries = read_table(tmp_path / "ccl" / "cpu-2.json").entries
+    points = {(each.op, each.dtype, each.size, each.place) for each in entries}
+    assert points == {("all_reduce", "float32", (1024,), "ordinary")}
+    best, others = entries[: len(configs)], entries[len(configs) :]
+    assert {each.algorithm for each in best} == {"two_shot"}
+    assert sorted((each.config for each in best), key=len) == configs
+    assert {each.algorithm for each in others} == WATCHED - {"two_shot"}
+    assert [each.seconds for each in entries] == [SECONDS] * len(best) + [SLOW_SECONDS] * 3
+    assert [each.config for each in others] == [{}] * 3
+
+
+@table("rounds, seconds", [
+    # a single call of some microseconds is not timed well enough to leave an algorithm out
+    (([4e-6] * 3, [90e-6, 2e-6, 2e-6]), [4e-6, 2e-6]),
+    # those that are close are measured longer
+    (([4.2e-6] * 4 + [3.7e-6] * 2, [4e-6] * 6, [4.8e-6] * 3), [3.7e-6, 4e-6, 4.8e-6]),
+    # none could be launched: the choice stays
+    ((), []),
+])  # fmt: skip
+def test_how_long_algorithms_are_measured(monkeypatch, rounds, seconds):
+    """Of launches that take what is given, round by round, and not a round more; the CPU takes twice as long."""
+    times = {(lambda each=each: each): iter(each) for each in map(tuple, rounds)}
+    monkeypatch.setattr(first_calls, "_cpu_seconds", lambda launch, _calls: ((each := next(times[launch])), 2 * each))
+    alone = mock.Mock(all_gather_ints=lambda numbers: [list(numbers)])
+    assert first_calls.measure(list(times), alone, on_gpu=False) == [(each, 2 * each) for each in seconds]
+
+
+@pytest.mark.parametrize(("device_s", "host_s", "calls"), [(1e-5, (1e-5, 2e-5), 82), (1e-5, (1e-3, 1e-4), 1)])
+def test_the_device_sleeps_while_the_host_launches(monkeypatch, device_s, host_s, calls):
+    """All timed calls and one before; of calls that cost the slowest member's CPU much, fewer, and on all alike.
+
+    What counts is the CPU's time of calls one after the other: a call alone takes twice as long.
+    """
+    slept, launched, times = [], [], itertools.cycle([2, 1])
+    by_clock = lambda launch, calls: launched.append(calls) or next(times) * host_s[0]
+    monkeypatch.setattr(first_calls, "seconds_by_clock", by_clock)
+    monkeypatch.setattr(first_calls, "seconds_by_events", lambda launch, calls: (launch(), device_s * launched[-1])[1])
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: slept.append(cycles / first_calls._CYCLES_PER_S))
+    of_peer = int(device_s * 1e9), int(host_s[1] * 1e9)
+    pair = mock.Mock(all_gather_ints=lambda own: [list(own), list(of_peer) * (len(own) // 2)])
+    found = first_calls.measure([lambda: None, lambda: None], pair, on_gpu=True)
+    assert found == [(pytest.approx(device_s), max(host_s))] * 2
+    assert set(launched) == {1, calls}
+    assert 5e-3 >= slept[-1] >= (calls + 1) * host_s[0]
+
+
+DIFFER = "RankMismatchError: all_reduce: the members of the group call differently:\n  "
+
+
+@pytest.mark.parametrize(("job", "args"), [
+    *((caches_that_differ, each) for each in (
+        (("one_shot", ""), None, "one_shot"), (("one_shot", "third"), None, "one_shot"),
+        (("one_shot", "third"), (1, 0), "third"), (("", "third"), None, ""))),
+    (offered_by_some, ()), (newer_than_the_table, ()), (with_a_config, ()),
+    (little_room, (7 << 20, WATCHED)), (little_room, (13 << 20, WATCHED - {"two_shot"})),
+    *((odd_one, each) for each in (
+        ("launch", "all"), ("prepare", 1), ("no room", "all"), ("no room", 1), ("launch", 0))),
+    *(pytest.param(odd_one, each, marks=pytest.mark.exhaustive) for each in (("prepare", 0), ("launch", 1))),
+    (calls_that_differ, ("dtype", f"{DIFFER}dtype: float32 on rank")),
+    (calls_that_differ, ("named", f"{DIFFER}algorithm: measured at")),
+    (calls_that_differ, ("refused", "ArgumentError: ")),
+    *((not_measured, each) for each in (
+        ("off", 1), ("named", {"third"}), ("named by variant", {"one_shot"}), ("a message", set()), ("splits", set()),
+        ("a group of one", 1), ("nothing", set()))),
+])  # fmt: skip
+def test_two_ranks(pool, tmp_path, job, args):
+    assert pool.run(job, 2, str(tmp_path), *args) == [None] * 2

@@ -141,3 +141,19 @@ def out(ctx):
     if kept is not None:
         kept.append(made)
     return made
+
+
+PROGRAM = """
+    import sys
+    import corpus
+    import planted_programs
+    from iris_core import Iris
+
+    with Iris("4MiB", device="cpu") as ctx:
+        corpus.kept = []
+        planted_programs.CASES["programs_without_flag"].run(ctx, sys.argv[1] != "right")
+        assert sys.argv[1] != "assert" or corpus.kept[0][1] == 1, "the result is wrong"
+    print("output")
+    sys.exit(int(sys.argv[2]))
+"""
+"""For `iris check`: what it does, which may be to look at a result that is seldom right, and its status."""

@@ -21,6 +21,7 @@ import torch
 import triton
 import triton.language as tl
 from corpus import kernel, launch
+from kernel_text import kernel_of
 
 TABLE = """
 conflict/001-putnbi-load-local-no                | 0: putnbi; load local
@@ -180,25 +181,11 @@ def store_to(pointer):
     return 0
 
 
-@triton.jit
-def deeper(pointer, FUNCTION: tl.constexpr):
-    FUNCTION(pointer)
-
-
-@triton.jit
-def deep(pointer, FUNCTION: tl.constexpr):
-    deeper(pointer, FUNCTION)
-
-
-@triton.jit
-def call(pointer, FUNCTION: tl.constexpr):
-    return FUNCTION(pointer)
-
-
-@triton.jit
-def same(pointer):
-    return pointer
-
+FUNCTION = "pointer, FUNCTION: tl.constexpr"
+deeper = kernel_of(triton.jit, FUNCTION, "FUNCTION(pointer)", tl=tl)
+deep = kernel_of(triton.jit, FUNCTION, "deeper(pointer, FUNCTION)", tl=tl, deeper=deeper)
+call = kernel_of(triton.jit, FUNCTION, "return FUNCTION(pointer)", tl=tl)
+same = kernel_of(triton.jit, "pointer", "return pointer")
 
 RELAXED = "sem='relaxed', scope='sys'"
 AS = "{at}.to(tl.pointer_type(tl.%s), bitcast=True)"

@@ -14,6 +14,7 @@ from ccl_cases import kinds, moving_cases, of, place_cases, reducing_pairs, serv
 from jobs_norm import Case as Norm
 from jobs_tiles import OPS, Case
 from ops_cases import all_cases, scaled_cases, thinned
+from test_attention import DECODE_SMALL, RING_SMALL, decodes, rings
 from test_examples import EXPECTED
 
 import iris_core
@@ -38,29 +39,6 @@ def run(pool, path, num_ranks, module, function, *args):
     results = pool.run(jobs_corpus.checked, num_ranks, str(path), module, function, *args, timeout_s=900.0)
     assert texts(path) == []
     return results
-
-
-def run_example(pool, monkeypatch, path, num_ranks, found, seeds=()):
-    """Run a script as the examples' tests do, under each of some seeds; returns the texts of what is found."""
-    job, *first = (jobs_corpus.explored, seeds) if seeds else (jobs_corpus.checked,)
-
-    def on_pool(fn, ranks, *args):
-        call = ("call", str(path), fn.__name__, args, "cpu")
-        return pool.run(job, ranks, *first, str(found), "jobs_examples", *call, timeout_s=3600.0)
-
-    monkeypatch.setattr(iris_core, "run", on_pool)
-    monkeypatch.setattr(sys, "argv", [path.name, str(num_ranks)])
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    with contextlib.redirect_stdout(io.StringIO()):
-        runpy.run_path(str(path), run_name="__main__")
-    return texts(found)
-
-
-@exhaustive
-@pytest.mark.parametrize("num_ranks", [2, 3, 4])
-@pytest.mark.parametrize("name", EXPECTED)
-def test_examples(pool, monkeypatch, tmp_path, name, num_ranks):
-    assert run_example(pool, monkeypatch, EXAMPLES / name, num_ranks, tmp_path / "found") == []
 
 
 UNDER_SCHEDULES = (
@@ -163,16 +141,33 @@ def test_examples_under_schedules(request, pool, monkeypatch, tmp_path, name, fi
     seeds = range(first, min(first + AT_ONCE, COUNT))
     if not request.config.getoption("exhaustive"):
         seeds = [[*EXPECTED].index(name) % AT_ONCE]
-    assert run_example(pool, monkeypatch, EXAMPLES / name, num_ranks, tmp_path / "found", seeds) == []
+    path, found = EXAMPLES / name, tmp_path / "found"
+
+    def on_pool(fn, ranks, *args):
+        job = seeds, str(found), "jobs_examples", "call", str(path), fn.__name__, args, "cpu"
+        return pool.run(jobs_corpus.explored, ranks, *job, timeout_s=3600.0)
+
+    monkeypatch.setattr(iris_core, "run", on_pool)
+    monkeypatch.setattr(sys, "argv", [name, str(num_ranks)])
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    with contextlib.redirect_stdout(io.StringIO()):
+        runpy.run_path(str(path), run_name="__main__")
+    assert texts(found) == []
+
+
+@pytest.mark.parametrize("num_ranks", RANKS)
+def test_attention(pool, tmp_path, num_ranks):
+    for job, case in ((decodes, DECODE_SMALL), (rings, RING_SMALL)):
+        run(pool, tmp_path / "found", num_ranks, job.__module__, job.__name__, "cpu", None, case, 3)
 
 
 @pytest.mark.parametrize("num_ranks", RANKS)
 def test_tokens_of_experts(pool, tmp_path, num_ranks):
     case, scaled = (2, 2, 16, 4, "float32", 0), (2, 2, 16, 4, "float8_e4m3fn", 3)
     for job in (("passes", "cpu", None, scaled, 2), ("differentiates", "cpu", None, case, 2), ("keeps", "cpu", 2)):
-        assert run(pool, tmp_path / "found", num_ranks, "jobs_experts", *job) == [[]] * num_ranks
+        assert run(pool, tmp_path / "found", num_ranks, "test_experts", *job) == [[]] * num_ranks
     unread, unsent = ("in give_back by", "in gather by"), ("in send by", "is not ordered before")
     for job, wanted in ((("unmet",), [unread]), (("unawaited", case), [unread, unsent])):
         found = tmp_path / job[0]
-        pool.run(jobs_corpus.checked, num_ranks, str(found), "jobs_experts", *job)
+        pool.run(jobs_corpus.checked, num_ranks, str(found), "test_experts", *job)
         assert all(any(one in text and other in text for text in texts(found)) for one, other in wanted), texts(found)

@@ -1,14 +1,16 @@
-"""Schedules and weak memory under a seed: what a GPU may show is shown, what it may not is not, and again if asked."""
+"""Schedules and weak memory under a seed, and all orders of synchronisation: what a GPU may show, and nothing else."""
 
+import itertools
 import json
 
 import jobs_corpus
-import jobs_exploration
 import pytest
+from corpus import PROGRAM
 from ops_cases import Case as Product
+from test_litmus import Litmus, Program, Runner
 
 from iris_core import Iris
-from iris_core.errors import SettingsError
+from iris_core.cli.all_orders import name_of, walk
 
 SEEDS = list(range(12))
 
@@ -21,8 +23,8 @@ SHOWN = (
 
 
 def results(pool, name, bug, seeds):
-    ranks = jobs_exploration.CASES[name].ranks
-    told = pool.run(jobs_exploration.run_case, ranks, name, bug, seeds)
+    ranks = jobs_corpus.CASES[name].ranks
+    told = pool.run(jobs_corpus.run_case, ranks, name, bug, seeds)
     return [[result for result, _ in each] for each in zip(*told, strict=True)]
 
 
@@ -37,11 +39,11 @@ def test_a_mistake_changes_results_and_its_twin_does_not(pool, name):
 @pytest.mark.parametrize("name", ["passed_on", "flag_not_reset", "barrier_of_one_program", "programs_without_flag"])
 def test_a_seed_makes_the_same_run_again(pool, tmp_path, name):
     """Down to the number of decisions, steps and changes, and the text of what is found."""
-    ranks = jobs_exploration.CASES[name].ranks
+    ranks = jobs_corpus.CASES[name].ranks
     runs = []
     for turn in range(2):
         path = tmp_path / f"found {turn}"
-        told = pool.run(jobs_exploration.run_case, ranks, name, True, [4, 7], str(path), jobs_exploration.control)
+        told = pool.run(jobs_corpus.run_case, ranks, name, True, [4, 7], str(path), jobs_corpus.control)
         runs.append((told, path.read_text()))
     assert runs[0] == runs[1]
     assert len({repr(each) for each in runs[0][0][0]}) == 2  # and another seed another one
@@ -58,39 +60,21 @@ def test_a_rank_with_work_gets_the_turn_where_others_wait_with_higher_priorities
 def test_a_wait_that_nobody_ends_is_found_at_once(pool):
     """Also where waits are bounded: time passes where nothing else happens."""
     for bounded, kind in ((False, "DeadlockError"), (True, "DeviceTimeoutError")):
-        assert pool.run(jobs_exploration.never_signalled, 2, bounded, timeout_s=60.0) == [kind] * 2
+        assert pool.run(jobs_corpus.never_signalled, 2, bounded, timeout_s=60.0) == [kind] * 2
 
 
 def test_a_rank_that_waits_for_something_else_loses_its_turn(pool, tmp_path):
-    assert pool.run(jobs_exploration.waits_outside, 2, tmp_path / "done") == [True, True]
-    assert pool.run(jobs_exploration.waits_by_torch, 2, timeout_s=60.0) == [[[8.0] * 4] * 2] * 2
-
-
-def test_a_seed_that_is_negative_is_refused(monkeypatch):
-    monkeypatch.setenv("IRIS_CHECK_SEED", "-1")
-    with pytest.raises(SettingsError):
-        Iris("1MiB", device="cpu", check="schedules")
-
-
-PROGRAM = """
-    import corpus
-    import planted_programs
-    from iris_core import Iris
-
-    with Iris("4MiB", device="cpu") as ctx:
-        corpus.kept = []
-        planted_programs.CASES["programs_without_flag"].run(ctx, True)
-        assert corpus.kept[0][1] == 1, "the result is wrong"
-"""
+    assert pool.run(jobs_corpus.waits_outside, 2, tmp_path / "done") == [True, True]
+    assert pool.run(jobs_corpus.waits_by_torch, 2, timeout_s=60.0) == [[[8.0] * 4] * 2] * 2
 
 
 def test_the_command_line_runs_seeds_and_replays_one(check):
-    done = check(PROGRAM, "--seeds 2 --json")
+    done = check(PROGRAM, "--seeds 2 --json", "assert 0")
     printed = json.loads(done.out)
     assert (done.status, printed["findings"][0]["seeds"]) == (1, [0, 1])
     assert "the result is wrong" in done.err
     seed = printed["failed"][0]["seed"]
-    again = check(PROGRAM, f"--only schedules --replay {seed}")
+    again = check(PROGRAM, f"--only schedules --replay {seed}", "assert 0")
     assert again.status == 1
     assert "the result is wrong" in again.err
     assert f"--replay {seed}" in again.out
@@ -99,21 +83,85 @@ def test_the_command_line_runs_seeds_and_replays_one(check):
 
 
 def test_the_command_line_walks_all_orders_and_replays_one(check):
-    done = check(PROGRAM, "--all-orders 6 --json")
+    done = check(PROGRAM, "--all-orders 6 --json", "assert 0")
     printed = json.loads(done.out)
     assert done.status == 1
     assert printed["orders"] == {"orders": 1, "runs": 1, "is_whole": True}  # nothing is synchronised: one order
     assert printed["findings"][0]["seeds"] == ["order:"]
-    assert "data race" in check(PROGRAM, "--replay order:").out
+    assert "data race" in check(PROGRAM, "--replay order:", "assert 0").out
 
 
-def test_the_command_line_refuses_what_it_cannot_run(check):
-    for options, said in {
-        "--all-orders 0": "positive", "--only bounds --all-orders 2": "needs races", "--seeds 0": "positive",
-        "--seeds 2 --replay 1": "not allowed with", "--replay foo": "not 'foo'",
-        "--replay -3": "--replay needs a seed, such as 7, or an order",
-    }.items():  # fmt: skip
-        done = check(PROGRAM, options)
-        assert done.status != 0
-        assert said in done.err
-        assert "the result is wrong" not in done.err
+@pytest.fixture
+def runner(monkeypatch):
+    monkeypatch.setenv("IRIS_CHECK_SEED", "order:")
+    with Iris("1MiB", device="cpu", check="schedules") as ctx:
+        yield Runner(ctx)
+
+
+def outcomes(test):
+    """What loads see in all interleavings of a litmus test of stores and loads, by running them one after the other."""
+    found, steps = set(), [number for number, thread in enumerate(test.threads) for _ in thread]
+    for order in set(itertools.permutations(steps)):
+        memory, seen, at = {}, {}, [0] * len(test.threads)
+        for thread in order:
+            name, word, *value = test.threads[thread][at[thread]].split()
+            if name.startswith("st"):
+                memory[word] = int(value[0])
+            else:
+                seen[thread, at[thread]] = memory.get(word, 0)
+            at[thread] += 1
+        found.add((tuple(seen[key] for key in sorted(seen)), tuple(sorted(memory.items()))))
+    return found
+
+
+@pytest.mark.parametrize(("text", "count"), [
+    ("st.rlx.sys x 1 || st.rlx.sys y 1", 1),
+    ("st.rlx.sys x 1 || st.rlx.sys x 2", 2),
+    ("ld.rlx.sys x || ld.rlx.sys x || st.rlx.sys x 1", 4),
+    ("ld.rlx.sys x; ld.rlx.sys x || st.rlx.sys x 1", 3),
+    ("st.rlx.sys x 1; st.rlx.sys x 2 || st.rlx.sys x 3; st.rlx.sys x 4", 6),
+    ("st.rlx.sys x 1; st.rlx.sys y 1 || ld.rlx.sys y; ld.rlx.sys x", 3),
+    ("st.rlx.sys x 1; ld.rlx.sys y || st.rlx.sys y 1; ld.rlx.sys x", 3),
+    ("st.rlx.sys x 1 || ld.rlx.sys x; ld.rlx.sys y || ld.rlx.sys y; ld.rlx.sys x || st.rlx.sys y 1", 15),
+])  # fmt: skip
+def test_each_order_that_differs_is_walked_once(runner, text, count):
+    test = Litmus("orders", True, (0,) * 4, text)
+    program, found, names = Program(test), set(), []
+
+    def run(order):
+        seen, memory = runner.outcome(program, order)
+        found.add((tuple(seen), tuple(sorted(memory.items()))))
+        names.append(name_of(runner.explorer.rows()))
+        return runner.explorer.rows()
+
+    walked = walk(run, 100)
+    assert (walked.orders, walked.runs, walked.is_whole) == (count, count, True)
+    assert len(set(names)) == count
+    assert found == outcomes(test)
+    if count > 1:
+        assert walk(run, count - 1).is_whole is False
+
+
+def walk_case(pool, name, bug, most, path):
+    """Walk a case of the corpus; returns the walk, the results of all ranks, and the findings."""
+    ranks, results = jobs_corpus.CASES[name].ranks, []
+
+    def run(order):
+        told = pool.run(jobs_corpus.run_case, ranks, name, bug, [order], str(path), jobs_corpus.journal)
+        results.append([result for ((result, _),) in told])
+        return told[0][0][1]
+
+    walked = walk(run, most)
+    rows = map(json.loads, path.read_text().splitlines()) if path.exists() else ()
+    return walked, results, [row for row in rows if row["kind"] not in ("order", "benign")]
+
+
+@pytest.mark.parametrize("name", ["passed_on", "missing_wait", "wrong_turn", "flag_not_reset", "several_senders"])
+def test_a_right_program_is_walked_whole(pool, tmp_path, name):
+    walked, (first, *others), findings = walk_case(pool, name, False, 40, tmp_path / "found")
+    assert (walked.is_whole, findings, others) == (True, [], [first] * len(others))
+
+
+@pytest.mark.parametrize("name", ["missing_release", "several_senders", "ticket_relaxed"])
+def test_a_mistake_is_found_without_a_seed(pool, tmp_path, name):
+    assert walk_case(pool, name, True, 10, tmp_path / "found")[2] != []

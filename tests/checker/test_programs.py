@@ -8,11 +8,10 @@ import sys
 import time
 
 import jobs_corpus
-import planted_messages
 import planted_programs
 import pytest
 import torch
-from corpus import N, kernel, launch
+from corpus import PROGRAM, N, kernel, launch
 
 from iris_core import Iris
 from iris_core.errors import SettingsError
@@ -21,21 +20,11 @@ from iris_triton.checker.reports import RACE, benign_ranges
 
 pytest_plugins = ["iris_triton.testing.checked"]
 
-PROGRAM = """
-    import sys
-    import planted_programs
-    from iris_core import Iris
 
-    with Iris("4MiB", device="cpu") as ctx:
-        planted_programs.CASES["programs_without_flag"].run(ctx, sys.argv[1] == "bug")
-    print("output")
-    sys.exit(int(sys.argv[2]))
-"""
-
-
-def test_the_command_line_has_a_status(check):
-    done = check(PROGRAM, arguments="right 3", forked=False)
+def test_the_command_line_has_a_status_and_a_picture_of_nothing(check, tmp_path):
+    done = check(PROGRAM, f"--timeline {tmp_path}/none.json", "right 3", forked=False)
     assert (done.status, "output" in done.out, "data race" in done.out) == (3, True, False), done.err
+    assert json.loads((tmp_path / "none.json").read_text())["traceEvents"] == []
 
 
 def test_a_picture_shows_both_programs(check, tmp_path):
@@ -67,25 +56,23 @@ def test_what_checks_nothing_fails(check, options, program):
     assert '"checked": false' in done.out or "opened no context that could be checked" in done.out
 
 
-def test_a_picture_of_nothing_and_one_without_a_folder(check, tmp_path):
-    done = check(PROGRAM, f"--timeline {tmp_path}/none.json", "right 0")
-    assert (done.status, "data race" in done.out) == (0, False)
-    assert json.loads((tmp_path / "none.json").read_text())["traceEvents"] == []
-    done = check(PROGRAM, f"--timeline {tmp_path}/no/where.json", "right 0")
-    assert "there is no folder" in done.err
-    assert "output" not in done.out
-
-
 def test_wrong_options_are_refused(check, monkeypatch, tmp_path):
     with pytest.raises(SettingsError):
         Iris("1MiB", device="cpu", check="race")
-    for options, said in ((f"--timeline {tmp_path}", "is a folder"), ("--only ,", "at least one of")):
-        done = check(PROGRAM, options, "right 0")
+    for options, said in {
+        f"--timeline {tmp_path}": "is a folder", f"--timeline {tmp_path}/no/where.json": "there is no folder",
+        "--only ,": "at least one of", "--only bounds --all-orders 2": "needs races", "--all-orders 0": "positive",
+        "--seeds 0": "positive", "--seeds 2 --replay 1": "not allowed with", "--replay foo": "not 'foo'",
+        "--replay -3": "--replay needs a seed, such as 7, or an order",
+    }.items():  # fmt: skip
+        done = check(PROGRAM, options, "bug 0")
+        assert done.status != 0
         assert said in done.err
         assert "output" not in done.out
-    monkeypatch.setenv("IRIS_CHECK_SEED", "5")
-    with pytest.raises(SettingsError, match="needs schedules"):
-        Iris("1MiB", device="cpu", check="races")
+    for seed, checks, said in (("5", "races", "needs schedules"), ("-1", "schedules", "SEED")):
+        monkeypatch.setenv("IRIS_CHECK_SEED", seed)
+        with pytest.raises(SettingsError, match=said):
+            Iris("1MiB", device="cpu", check=checks)
 
 
 def test_seeds_are_numbers_and_ranks_are_counted(check):
@@ -164,8 +151,8 @@ def _learned():
         data, flag = ctx.zeros(N), ctx.zeros(2, dtype=torch.int32)
         ctx.barrier()
         try:
-            relaxed = planted_messages.SIGNAL.replace("1)", "1, sem='relaxed')")
-            message = planted_messages.MESSAGE.replace(planted_messages.SIGNAL, relaxed)
+            relaxed = planted_programs.SIGNAL.replace("1)", "1, sem='relaxed')")
+            message = planted_programs.MESSAGE.replace(planted_programs.SIGNAL, relaxed)
             launch(ctx, kernel(message, "data", "flag", "out"), data, flag, torch.zeros(N))
             end = time.monotonic() + 60
             while time.monotonic() < end:
@@ -201,13 +188,9 @@ def test_benign_races_are_counted_and_listed(pool, tmp_path):
     assert {row["reason"] for row in rows} == {"for this test"}
 
 
-def test_benign_races_need_a_reason_and_a_dense_tensor():
-    with pytest.raises(ValueError, match="reason"):
-        benign_race(torch.zeros(2), " ")
-    with pytest.raises(ValueError, match="contiguous"):
-        benign_race(torch.zeros(4)[::2], "none")
-
-
-def test_what_is_declared_without_the_checker_is_forgotten():
+def test_what_cannot_be_declared_benign_and_what_is_without_the_checker():
+    for tensor, reason, said in ((torch.zeros(2), " ", "reason"), (torch.zeros(4)[::2], "none", "contiguous")):
+        with pytest.raises(ValueError, match=said):
+            benign_race(tensor, reason)
     assert benign_race(torch.zeros(2), "a checked context may have these addresses later").count == 0
     assert benign_ranges == []

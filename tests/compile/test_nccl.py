@@ -10,6 +10,7 @@ import pathlib
 import re
 import tomllib
 
+import gluon_kernels
 import pytest
 import torch
 import triton
@@ -17,16 +18,15 @@ import triton.language as tl
 from gluon_kernels import said_by_the_compiler
 from packaging.requirements import Requirement
 from tables import table
-from triton.experimental import gluon
-from triton.experimental.gluon import language as gl
 
 from iris_core.errors import UnsupportedError
 from iris_core.types import Network
-from iris_gluon import IrisDeviceCtx
 from iris_triton.context import DeviceContext
 from iris_triton.device_barrier import copy_between_nodes
 from iris_triton.language import gin
+from iris_triton.language.blocks import lanes
 from iris_triton.testing.compile_only import compile_for
+from iris_triton.testing.languages import in_gluon
 
 ROOT = pathlib.Path(__file__).parents[2]
 FACTS = pathlib.Path(__file__).with_name("nccl_functions.json")
@@ -87,25 +87,13 @@ def test_the_extra_brings_versions_that_have_a_shim():
 @triton.jit
 def exchange(data, box, flags, context, n, peer, W: tl.constexpr, BLOCK: tl.constexpr, OP: tl.constexpr):
     ctx = DeviceContext.from_tensor(context, W)
-    i = tl.arange(0, BLOCK)
+    i = lanes(BLOCK)
     ctx.put(data + i, box + i, peer, mask=i < n)
     ctx.put_signal(data + i, box + i, flags, 1, peer, op=OP, mask=i < n)
     ctx.put_signal(data, box, flags, 1, peer, op=OP)
     ctx.signal(flags + 1, 3, peer, op=OP)
     ctx.wait(flags, 2)
     tl.store(data + i, ctx.load(box + i, peer), mask=i < n)
-    ctx.get(box + i, data + i, peer, mask=i < n)
-    ctx.flush()
-
-
-@gluon.jit
-def exchange_in_gluon(Context: gl.constexpr, data, box, flags, context, n, peer, BLOCK: gl.constexpr):
-    ctx = Context.initialize(context)
-    i = gl.arange(0, BLOCK, gl.BlockedLayout([1], [32], [4], [0]))
-    ctx.put(data + i, box + i, peer, mask=i < n)
-    ctx.put_signal(data + i, box + i, flags, 1, peer, op="add", mask=i < n)
-    ctx.signal(flags + 1, 3, peer, op="add")
-    ctx.wait(flags, 2)
     ctx.get(box + i, data + i, peer, mask=i < n)
     ctx.flush()
 
@@ -157,27 +145,18 @@ def test_the_wheel_defines_what_was_found(version, monkeypatch):
     assert {name: found.get(name) for name in FUNCTIONS[version]} == FUNCTIONS[version]
 
 
-def check(kernel, arguments, sizes, least, version="2.32"):
+@table("version, least, kernel, arguments, sizes", [
+    *((version, 50_000, by_offset, (torch.int64, torch.int64, 3), {}) for version in VERSIONS),
+    *(("2.32", 100_000, kernel, ARGUMENTS, {**SIZES, "OP": op}) for kernel, op in (
+        (exchange, "add"), (exchange, "set"), (in_gluon(exchange, DeviceContext=gluon_kernels), "add"))),
+    ("2.32", 0, rows, (torch.float16, torch.float16, torch.int64, 3), {"W": 4}),
+    *(("2.32", 0, copy_between_nodes, (torch.int64, 4, 1, 0, 1 << 33, 128, 64, 1), {"GETS": gets, "SIGNALS": not gets})
+      for gets in (False, True)),  # what the host launches
+])  # fmt: skip
+def test_kernels_for_other_nodes_compile(version, least, kernel, arguments, sizes):
     made = compile_for(kernel, arguments, {**sizes, **options(version)})
     assert undefined(made.asm["ptx"]) == set()
     assert len(made.asm["cubin"]) > least  # NCCL's functions are in it
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_functions_of_offsets_compile(version):
-    check(by_offset, (torch.int64, torch.int64, 3), {}, 50_000, version)
-
-
-@table("kernel, arguments, sizes, least", [
-    (exchange, ARGUMENTS, {**SIZES, "OP": "add"}, 100_000),
-    (exchange, ARGUMENTS, {**SIZES, "OP": "set"}, 100_000),
-    (exchange_in_gluon, (IrisDeviceCtx, *ARGUMENTS, 256), {}, 100_000),
-    (rows, (torch.float16, torch.float16, torch.int64, 3), {"W": 4}, 0),
-    *((copy_between_nodes, (torch.int64, 4, 1, 0, 1 << 33, 128, 64, 1), {"GETS": gets, "SIGNALS": not gets}, 0)
-      for gets in (False, True)),  # what the host launches
-])  # fmt: skip
-def test_a_context_compiles(kernel, arguments, sizes, least):
-    check(kernel, arguments, sizes, least)
 
 
 def test_an_nccl_without_signals_of_words_is_refused_by_name():

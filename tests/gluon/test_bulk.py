@@ -11,19 +11,16 @@ from tables import table
 from triton.backends.compiler import GPUTarget
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from iris_core import Iris
-from iris_core.errors import ArgumentError
 from iris_core.tracing.layout import TraceEvent
 from iris_gluon import IrisDeviceCtx, default_layout
-from iris_gluon._compat import tma_load, tma_store
-from iris_gluon.bulk import await_bulk_stores, fence_async_global, peer_descriptor
-from iris_triton.interpreter import OutOfBoundsError
+from iris_gluon._compat import tma_load
+from iris_gluon.bulk import fence_async_global
 from iris_triton.testing.compile_only import assembly, compile_for
 
 INT64 = torch.int64
-ROWS = gl.constexpr(gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0]))
 
 # elements, first element of the source and of the target; in the last three addresses are no multiples of 16 bytes
 CASES = ((0, 0, 0), (1, 0, 0), (32, 0, 0), (33, 16, 32), (4096, 0, 0), (100_003, 64, 128), (5000, 1, 0), (5000, 0, 3),
@@ -270,33 +267,3 @@ def test_copies_are_traced():
     assert (events["duration_cycles"] > 0).all()
     arguments = [IrisDeviceCtx, INT64, torch.float16, torch.float16, 1001]
     assert "globaltimer" in assembly(compile_for(traced, arguments))
-
-
-@gluon.jit
-def write_off_the_heap(context, own, x, what: gl.constexpr):
-    ctx = IrisDeviceCtx.initialize(context)
-    if what == "bulk":
-        ctx.put_bulk(own, x, 128, 0)
-    else:
-        shared: gl.constexpr = gl.NVMMASharedLayout.get_default_for([8, 32], gl.int32)
-        there = peer_descriptor(x, ctx.cur_rank, 0, ctx.heap_bases, [8, 32], [32, 1], [8, 32], shared)
-        content = gl.allocate_shared_memory(gl.int32, [8, 32], shared, gl.full([8, 32], 1, gl.int32, ROWS))
-        fence_async_shared()
-        tma_store(there, [0, 0], content)
-        await_bulk_stores()
-
-
-@table("what", ["bulk", "descriptor"])
-def test_a_pointer_off_the_heap_or_a_context_of_zeros_is_an_error(what):
-    """As of all device functions in tests/triton/test_cpu_memory.py."""
-    with Iris("1MiB", device="cpu", backend="gluon") as ctx:
-        own, good, off = *(ctx.zeros(256, dtype=torch.int32) for _ in range(2)), torch.zeros(256, dtype=torch.int32)
-        write_off_the_heap[(1,)](ctx.get_device_context(), own, good, what)
-        with pytest.raises(OutOfBoundsError) as caught:
-            write_off_the_heap[(1,)](ctx.get_device_context(), own, off, what)
-        with pytest.raises(ArgumentError):
-            write_off_the_heap[(1,)](torch.zeros(32, dtype=INT64), own, own, what)
-        assert not own.any()
-    assert (caught.value.kernel, caught.value.address) == ("write_off_the_heap", off.data_ptr())
-    assert any(", rank 0 of 1, at " in note for note in caught.value.__notes__)
-    assert not off.any()

@@ -1,16 +1,26 @@
-"""Shared memory of Gluon kernels on the CPU: views, contents, layouts of views, and what is refused."""
+"""Shared memory on the CPU: views, mbarriers, TMA, copies in groups, and every missing wait, arrival and fence."""
+
+import contextlib
+import functools
+import itertools
 
 import pytest
 import torch
-from gluon_kernels import load_block, said_by_the_compiler, store_block
+from gluon_kernels import ELEMENTS, describe, load_block, said_by_the_compiler, store_block
 from kernel_text import kernel_of
 from tables import table
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, mbarrier, tma
+from triton.tools.tensor_descriptor import TensorDescriptor as TritonDescriptor
 
 from iris_core.errors import UnsupportedError
 from iris_gluon import _compat
-from iris_gluon.interpreter.errors import UninitializedMemoryError
+from iris_gluon._compat import tma_load, tma_store
+from iris_gluon.bulk import await_bulk_stores
+from iris_gluon.interpreter.errors import MBarrierError, RaceError, UninitializedMemoryError
+from iris_triton import interpreter
+from iris_triton.testing.compile_only import assembly, compile_for
 
 SHARED = [gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0]), gl.SwizzledSharedLayout(8, 2, 4, order=[1, 0]),
           gl.NVMMASharedLayout(swizzle_byte_width=64, element_bitwidth=32, rank=2)]  # fmt: skip
@@ -24,15 +34,7 @@ tile = memory.index(1)
 """
 
 
-def check_view(before, view, expected, x, shared):
-    names = {"gl": gl, "load_block": load_block, "store_block": store_block, "BLOCKED": BLOCKED}
-    text = f"{FILLED}{before}\nstore_block(out, {view}.load(BLOCKED))"
-    kernel, out = kernel_of(gluon.jit, "x, out, shared: gl.constexpr", text, **names), torch.zeros_like(x)
-    kernel[(1,)](x, out, shared)
-    assert torch.equal(out.view(-1)[: expected.numel()].view(expected.shape), expected)
-
-
-@table("view, expected", [
+@table("text, expected", [
     ("tile", lambda x: x),
     ("gl.allocate_shared_memory(gl.float32, [32, 64], shared, value)", lambda x: x),
     ("memory.index(0)", lambda x: -x),
@@ -41,20 +43,22 @@ def check_view(before, view, expected, x, shared):
     ("tile.slice(32, 16, dim=1)", lambda x: x[:, 32:48]),
     ("tile.reshape([64, 32])", lambda x: x.reshape(64, 32)),
     ("tile.permute([1, 0]).slice(16, 32)", lambda x: x.T[16:48]),
+    ("part = tile.slice(16, 16, dim=1)\npart.store(part.load(BLOCKED) + 100)\ntile",
+     lambda x: torch.cat([x[:, :16], x[:, 16:32] + 100, x[:, 32:]], 1)),
 ])  # fmt: skip
-def test_views(view, expected):
-    x = torch.randn(32, 64)
+def test_views(text, expected):
+    before, _, view = text.rpartition("\n")
+    text = f"{FILLED}{before}\nstore_block(out, {view}.load(BLOCKED))"
+    names = {"gl": gl, "load_block": load_block, "store_block": store_block, "BLOCKED": BLOCKED}
+    kernel, x = kernel_of(gluon.jit, "x, out, shared: gl.constexpr", text, **names), torch.randn(32, 64)
     for shared in SHARED:
-        check_view("", view, expected(x), x, shared)
+        out = torch.zeros(2048)
+        kernel[(1,)](x, out, shared)
+        wanted = expected(x)
+        assert torch.equal(out[: wanted.numel()].view(wanted.shape), wanted)
 
 
-def test_a_store_to_a_slice_changes_the_whole():
-    x = torch.randn(32, 64)
-    before = "part = tile.slice(16, 16, dim=1)\npart.store(part.load(BLOCKED) + 100)"
-    check_view(before, "tile", torch.cat([x[:, :16], x[:, 16:32] + 100, x[:, 32:]], 1), x, SHARED[1])
-
-
-SPACE = """
+TILES = """
 memory = gl.allocate_shared_memory(gl.float32, [4, 16, 16], PLAIN)
 zero = gl.zeros([16, 16], gl.float32, BLOCKED)
 """
@@ -77,7 +81,337 @@ FIRST = r"line 5 of kernel_\d+.py: a load reads 'memory\[1\]', of which 256 of 2
      "'memdesc_reinterpret': physical layouts are not kept", True),
 ])  # fmt: skip
 def test_misuse(text, place, error, said, compiles):
-    kernel = kernel_of(gluon.jit, "x, place", SPACE + text, gl=gl, PLAIN=PLAIN, BLOCKED=BLOCKED)
+    kernel = kernel_of(gluon.jit, "x, place", TILES + text, gl=gl, PLAIN=PLAIN, BLOCKED=BLOCKED)
     with pytest.raises(error, match=said):
         kernel[(1,)](torch.zeros(1), place)
     assert compiles or said_by_the_compiler(kernel, torch.float32, 4)
+
+
+copy_to_shared = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
+WAITS_FOR_WRITES = "read_only" in tma.store_wait.signature.parameters if hasattr(tma.store_wait, "signature") else False
+FLAT = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
+BOX = gl.constexpr(gl.BlockedLayout([1, 1], [4, 8], [4, 1], [1, 0]))
+LINE = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, order=[0]))
+NAMES = {
+    "gl": gl, "mbarrier": mbarrier, "tma": tma, "tma_load": tma_load, "tma_store": tma_store, "async_copy": async_copy,
+    "copy_to_shared": copy_to_shared, "fence_async_shared": fence_async_shared, "BOX": BOX, "FLAT": FLAT, "LINE": LINE,
+}  # fmt: skip
+
+
+@gluon.jit
+def copy_box(source, target, places, to):
+    memory = gl.allocate_shared_memory(source.dtype, source.block_type.shape, source.layout)
+    ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(ready, count=1)
+    mbarrier.expect(ready, source.block_type.nbytes)
+    tma_load(source, places, ready, memory)
+    mbarrier.wait(ready, 0)
+    mbarrier.invalidate(ready)
+    tma_store(target, to, memory)
+    tma.store_wait(0)
+
+
+@table("dtype", [torch.int8, torch.float16, torch.bfloat16, torch.int32, torch.float32])
+def test_boxes_are_cut_off_at_the_edges(dtype):
+    assert dtype in ELEMENTS
+    for row, column in [(0, 0), (16, 32), (40, 48), (-8, -16), (1000, 0), (48, 0)]:
+        x, out = torch.randint(-100, 100, (50, 64)).to(dtype), torch.full((64, 96), 55).to(dtype)
+        copy_box[(1,)](describe(x, [32, 32]), describe(out, [32, 32]), (row, column), (48, 16))
+        wanted = torch.full((64, 96), 55).to(dtype)
+        for i, j in itertools.product(range(16), range(32)):  # the other rows lie beyond the edge of `out`
+            r, c = row + i, column + j
+            wanted[48 + i, 16 + j] = x[r, c] if 0 <= r < 50 and 0 <= c < 64 else 0
+        assert torch.equal(out, wanted)
+
+
+def test_padding_strides_and_three_dimensions():
+    for dtype in (torch.float32, torch.bfloat16):
+        x, out = torch.randn(32, 32).to(dtype), torch.zeros(32, 32, dtype=dtype)
+        copy_box[(1,)](describe(x, [32, 32], "nan"), describe(out, [32, 32]), (16, 0), (0, 0))
+        assert torch.equal(out[:16], x[16:])
+        assert out[16:].isnan().all()
+    whole, out = torch.randn(64, 128), torch.zeros(32, 32)
+    part = whole[8:40, 64:96]
+    for to in ((0, 0), (32, 0)):  # the second one lies beyond the edge
+        copy_box[(1,)](describe(part, [32, 32]), describe(out, [32, 32]), (0, 0), to)
+        assert torch.equal(out, part)
+    x, out = torch.randn(4, 16, 32), torch.zeros(2, 8, 32)
+    copy_box[(1,)](describe(x, [2, 8, 32]), describe(out, [2, 8, 32]), (1, 4, 0), (0, 0, 0))
+    assert torch.equal(out, x[1:3, 4:12])
+
+
+@gluon.jit
+def described(x, out, rows, columns, stride, ROWS: gl.constexpr, COLUMNS: gl.constexpr, layout: gl.constexpr):
+    source = tma.make_tensor_descriptor(x, [rows, columns], [stride, 1], [ROWS, COLUMNS], layout)
+    target = tma.make_tensor_descriptor(out, [rows, columns], [stride, 1], [ROWS, COLUMNS], layout)
+    here = (gl.program_id(0) * ROWS, gl.program_id(1) * COLUMNS)
+    copy_box(source, target, here, here)
+
+
+@table("skipped, stride, box, swizzle, text, known", [
+    (1, 64, [16, 32], 128, "begins at a multiple of 16 bytes: 0x[0-9a-f]+ is 4 bytes behind one", False),
+    (4, 65, [16, 32], 128, "stride 0 is 65 elements, 260 bytes", False),
+    (0, 64, [16, 8], 64, "along the contiguous dimension 1 is too small for the swizzle byte size 64", True),
+    (4, 64, [16, 32], 128, "", True),
+    (0, 64, [512, 8], 32, "", True),  # more than one box of the hardware, which the compiler takes apart
+    (0, 64, [16, 64], 128, "", True),
+])  # fmt: skip
+def test_descriptors_made_in_the_kernel(skipped, stride, box, swizzle, text, known):
+    x, out = torch.randn(512 * 65 + 4), torch.zeros(512 * 64)
+    arguments = 512, 60, stride, *box, gl.NVMMASharedLayout(swizzle, 32, 2)
+    grid = (512 // box[0], -(-60 // box[1]))
+    with pytest.raises(ValueError, match=f"line .*{text}") if text else contextlib.nullcontext():
+        described[grid](x[skipped:], out, *arguments)
+    if text:
+        assert not known or said_by_the_compiler(described, torch.float32, torch.float32, *arguments)
+    else:
+        assert torch.equal(out.view(512, 64)[:, :60], x[skipped : skipped + 512 * 64].view(512, 64)[:, :60])
+        assert not out.view(512, 64)[:, 60:].any()
+        compiled = compile_for(described, (torch.float32, torch.float32, *arguments))
+        assert "cp.async.bulk.tensor" in assembly(compiled)
+
+
+FACTS = "source.shape[0]", "source.shape[1]", "gl.cast(source.strides[0], gl.int32)", "source.block_type.nbytes"
+
+
+def test_what_kernels_ask_descriptors():
+    text = "\n".join(f"gl.store(out + {place}, {fact})" for place, fact in enumerate(FACTS))
+    facts = kernel_of(gluon.jit, "source, out", f"gl.static_assert(source.dtype == gl.float32)\n{text}", gl=gl)
+    out, x = torch.zeros(4, dtype=torch.int32), torch.zeros(48, 64)
+    facts[(1,)](describe(x[:, :32], [16, 32]), out)
+    assert out.tolist() == [48, 32, 64, 2048]
+    with pytest.raises(TypeError, match=r"a Gluon kernel takes .*hopper.TensorDescriptor"):
+        facts[(1,)](TritonDescriptor.from_tensor(x, [16, 32]), out)
+
+
+def test_outside_the_tensors_of_the_launch():
+    x = torch.randn(64, 64)
+    right, wrong = describe(x, [32, 32]), describe(x, [32, 32])
+    wrong.shape = [128, 64]  # as if it had more rows
+    with pytest.raises(interpreter.OutOfBoundsError, match="TMA load"):
+        copy_box[(1,)](wrong, right, (64, 0), (0, 0))
+    with pytest.raises(interpreter.OutOfBoundsError, match="TMA store"):
+        copy_box[(1,)](right, wrong, (0, 0), (64, 0))
+
+
+@gluon.jit
+def other_memory(source, dtype: gl.constexpr, shape: gl.constexpr, layout: gl.constexpr):
+    ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(ready, count=1)
+    tma_load(source, [0, 0], ready, gl.allocate_shared_memory(dtype, shape, layout))
+
+
+@table("dtype, shape, swizzle, text", [
+    (gl.float32, [16, 32], 128, "boxes"), (gl.int32, [32, 32], 128, "boxes"),
+    (gl.float32, [32, 32], 64, "the descriptor's layout"),
+])  # fmt: skip
+def test_memory_that_does_not_fit_the_descriptor(dtype, shape, swizzle, text):
+    with pytest.raises(ValueError, match=text):
+        other_memory[(1,)](describe(torch.zeros(32, 32), [32, 32]), dtype, shape, gl.NVMMASharedLayout(swizzle, 32, 2))
+
+
+STORED = """
+memory = gl.allocate_shared_memory(gl.float32, [16, 32], desc.layout, gl.full([16, 32], 7.0, gl.float32, BOX))
+fence_async_shared()
+tma_store(desc, [0, 0], memory)
+"""
+
+
+@table("wait, seen", [
+    ("tma.store_wait(0)", 0.0), ("await_bulk_stores()", 7.0),
+    *([("tma.store_wait(0, read_only=False)", 7.0)] if WAITS_FOR_WRITES else []),
+])  # fmt: skip
+def test_a_wait_for_reads_is_no_wait_for_writes(wait, seen):
+    x, out, text = torch.zeros(16, 32), torch.zeros(1), f"{STORED}{wait}\ngl.store(out, gl.load(x))"
+    kernel = kernel_of(gluon.jit, "desc, x, out", text, await_bulk_stores=await_bulk_stores, **NAMES)
+    kernel[(1,)](describe(x, [16, 32]), x, out)
+    assert out.item() == seen
+    assert torch.equal(x, torch.full((16, 32), 7.0))  # at the end of the program in any case
+
+
+@gluon.jit
+def phases(out, rounds):
+    """One partition alone: phases go on by arrivals."""
+    bar = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(bar, count=3)
+    mbarrier.wait(bar, 1)  # the phase before the first one counts as complete
+    for i in range(rounds):
+        mbarrier.arrive(bar, count=1)
+        mbarrier.arrive(bar, count=2, pred=i >= 0)
+        mbarrier.arrive(bar, count=3, pred=i < 0)
+        mbarrier.wait(bar, i & 1)
+    mbarrier.wait(bar, rounds & 1, pred=False)
+    gl.store(out, rounds)
+    mbarrier.invalidate(bar)
+    mbarrier.init(bar, count=1)
+    mbarrier.arrive(bar, count=1)
+    mbarrier.wait(bar, 0)
+
+
+@table("rounds", [1, 2, 7])
+def test_phases(rounds):
+    out = torch.zeros(1, dtype=torch.int32)
+    phases[(2,)](out, rounds)
+    assert out.item() == rounds
+
+
+BEGIN = {
+    "load": "memory.load(BOX)",
+    "store": "memory.store(gl.zeros([16, 32], gl.float32, BOX))",
+    "TMA load": "mbarrier.expect(ready, desc.block_type.nbytes)\ntma_load(desc, [0, 0], ready, memory)",
+    "TMA store": "tma_store(desc, [0, 0], memory)",
+    "copy": "copy_to_shared(memory, x + gl.full([16, 32], 0, gl.int32, BOX))\nasync_copy.commit_group()",
+}
+COMPLETE = {"TMA load": "mbarrier.wait(ready, 0)", "TMA store": "tma.store_wait(0)", "copy": "async_copy.wait_group(0)"}
+FENCES = {
+    "none": "", "function": "fence_async_shared()",
+    "assembly": 'gl.inline_asm_elementwise("fence.proxy.async; mov.u32 $0, 0;", "=r", [], gl.int32, False, 1)',
+}  # fmt: skip
+REMEDIES = {"TMA load": "wait for mbarrier 'bars", "TMA store": "store_wait", "copy": "wait_group"}
+WRITING, ASYNCHRONOUS, BY_PROXY = ("store", "TMA load", "copy"), (*COMPLETE,), ("TMA load", "TMA store")
+
+
+@functools.cache
+def part(*lines):
+    return kernel_of(gluon.jit, "desc, x, memory, ready, done", "\n".join(filter(None, lines)), **NAMES)
+
+
+@gluon.jit
+def do_both(desc, x, first: gl.constexpr, second: gl.constexpr, partitions: gl.constexpr):
+    memory = gl.allocate_shared_memory(gl.float32, [16, 32], desc.layout, gl.zeros([16, 32], gl.float32, BOX))
+    bars = gl.allocate_shared_memory(gl.int64, [3, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(3):
+        mbarrier.init(bars.index(i), count=1)
+    fence_async_shared()
+    one = (desc, x, memory, bars.index(0), bars.index(2))
+    other = (desc, x, memory, bars.index(1), bars.index(2))
+    if partitions == 2:
+        gl.warp_specialize([(first, one), (second, other)], [4], [24])
+    else:
+        first(*one)
+        second(*other)
+    memory.load(BOX)  # behind both
+
+
+@pytest.mark.parametrize("first", BEGIN)
+def test_two_operations_on_the_same_memory(first):
+    """In one partition, or the second one in another: what is missing between them is found, and nothing else."""
+    x = torch.randn(16, 32)
+    where = (1, True), (2, True), (2, False)
+    for second, waits, fence, (partitions, ordered) in itertools.product(BEGIN, (True, False), FENCES, where):
+        done = "written" if first == "store" else "read"
+        is_awaited = waits or (partitions == 1 and first == second)  # by the second one's wait
+        said = "" if is_awaited or first not in ASYNCHRONOUS else f"ends while .*{first}.*{REMEDIES[first]}"
+        if first in WRITING or second in WRITING:
+            if first in ASYNCHRONOUS and not (waits and ordered):
+                said = f"'memory' in .*, while the .*{first} .*may still be .*{REMEDIES[first]}"
+            elif not ordered:
+                said = f"'memory' in partition 1 .*, which the default partition has {done}"
+            elif first not in BY_PROXY and second in BY_PROXY and fence == "none":
+                said = f"{second} of 'memory' goes through the async proxy.*not ordered with the .*{first}"
+        ends = COMPLETE.get(first) if waits else ""
+        one = part(BEGIN[first], ends, FENCES[fence], "mbarrier.arrive(done, count=1)")
+        other = part("mbarrier.wait(done, 0)" if ordered else "", BEGIN[second], COMPLETE.get(second))
+        with pytest.raises(RaceError, match=said) if said else contextlib.nullcontext():
+            do_both[(1,)](describe(x, [16, 32]), x, one, other, partitions)
+
+
+@table("one, other, error, text", [
+    ("mbarrier.arrive(done, count=1)", "mbarrier.wait(done, 0)\n" + BEGIN["TMA store"], RaceError,
+     r"partition 1 \(kernel\) ends while 1 TMA stores"),
+    ("mbarrier.wait(done, 0)\nmbarrier.expect(done, 2048 - 16)\ntma_load(desc, [0, 0], done, memory)",
+     "mbarrier.arrive(done, count=1)\nmbarrier.wait(done, 1)", MBarrierError, r"'bars\[2\]' brought 16 bytes more"),
+])  # fmt: skip
+def test_mistakes_that_another_partition_comes_upon(one, other, error, text):
+    x = torch.randn(16, 32)
+    with pytest.raises(error, match=text):
+        do_both[(1,)](describe(x, [16, 32]), x, part(one), part(other), 2)
+
+
+SPACE = """
+memory = gl.allocate_shared_memory(gl.float32, [16, 32], desc.layout)
+line = gl.allocate_shared_memory(gl.float32, [128], LINE)
+ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+mbarrier.init(ready, count=1)
+raw = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+bar = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+mbarrier.init(bar, count=2)
+i = gl.arange(0, 128, layout=FLAT)
+"""
+LOAD, COPY = "tma_load(desc, [0, 0], ready, memory)\nmbarrier.wait(ready, 0)", "copy_to_shared(line, x + i)\n"
+COPIES = r"ends while the asynchronous copy to 'line' in line .* may be under way.*wait_group\(0\)"
+
+
+@table("text, error, said", [
+    ("mbarrier.arrive(raw, count=1)", MBarrierError,
+     "mbarrier.arrive of mbarrier 'raw', which mbarrier.init has not initialised"),
+    ("mbarrier.init(raw, count=0)", MBarrierError, "count of mbarrier 'raw' must be 1 to 1048575, got 0"),
+    *((f"mbarrier.init(gl.allocate_shared_memory({what}, mbarrier.MBarrierLayout()), count=1)", MBarrierError,
+       "must be a descriptor of Nxi64 type with N <= number of CTAs") for what in ("gl.int64, [2]", "gl.int32, [1]")),
+    ("mbarrier.init(bar, count=2)", MBarrierError, "'bar' is initialised already"),
+    ("mbarrier.arrive(bar, count=3)", MBarrierError, "3 arrival.* waits for 2 of 2 only"),
+    ("mbarrier.wait(bar, two)", ValueError, "0 or 1, not 2"),
+    ("mbarrier.invalidate(bar)\nmbarrier.wait(bar, 1)", MBarrierError, "mbarrier.wait of mbarrier 'bar', which"),
+    ("mbarrier.arrive(bar, count=1)\nmbarrier.wait(bar, 0)", interpreter.DeadlockError,
+     "'bar' with phase=0; 0 phases are complete, and phase 0 lacks 1 of 2 arrivals"),
+    ("mbarrier.arrive(bar, count=2)\nmbarrier.wait(bar, 1)", interpreter.DeadlockError,
+     "'bar' with phase=1; 1 phases are complete, and phase 1 lacks 2 of 2 arrivals"),
+    (BEGIN["TMA store"], UninitializedMemoryError, "a TMA store reads 'memory'"),
+    (BEGIN["TMA load"] + "\nmbarrier.invalidate(ready)", MBarrierError,
+     "mbarrier 'ready' is invalidated while the TMA load to 'memory' in line"),
+    *((text, RaceError, COPIES)
+      for text in (COPY, COPY + "async_copy.commit_group()", "copy_to_shared(line, x + i, mask=i < 1)")),
+    (COPY + "async_copy.mbarrier_arrive(ready)", UnsupportedError,
+     "'async_copy_mbarrier_arrive': commit and await groups instead"),
+    ("copy_to_shared(line, x + i, mask=i < 0)", None, ""),  # reads nothing
+    (f"mbarrier.expect(ready, 2048 - 16)\n{LOAD}", MBarrierError, "'ready' brought 16 bytes more"),
+    (f"mbarrier.expect(ready, 2048 + 16)\n{LOAD}", interpreter.DeadlockError,
+     "'ready'.* lacks 16 bytes that mbarrier.expect announced and no copy brings"),
+    (LOAD, interpreter.DeadlockError,
+     "'ready'.* lacks 1 of 1 arrivals and an mbarrier.expect for 2048 bytes that copies brought"),
+])  # fmt: skip
+def test_wrong_use_of_barriers_and_what_is_under_way_at_the_end(text, error, said):
+    x = torch.randn(16, 32)
+    kernel = kernel_of(gluon.jit, "desc, x, two", SPACE + text, **NAMES)
+    with pytest.raises(error, match=f"(?s){said}") if error else contextlib.nullcontext():
+        kernel[(1,)](describe(x, [16, 32]), x, 2)
+
+
+@gluon.jit
+def pipelined_sum(x, out, blocks, last, STAGES: gl.constexpr, what: gl.constexpr):
+    """The sum of blocks of 128, of which elements from `last` on are masked off."""
+    i = gl.arange(0, 128, layout=FLAT)
+    memory = gl.allocate_shared_memory(gl.float32, [STAGES, 128], LINE)
+    for k in gl.static_range(STAGES - 1):
+        copy_to_shared(memory.index(k), x + k * 128 + i, mask=(k < blocks) & (i < last))
+        async_copy.commit_group()
+    total = gl.zeros([128], gl.float32, FLAT)
+    for k in range(blocks):
+        if what == "waits for too few":
+            async_copy.wait_group(STAGES - 1)
+        elif what != "no wait":
+            async_copy.wait_group(STAGES - 2)
+        total += memory.index(k % STAGES).load(FLAT)
+        ahead = k + STAGES - 1
+        copy_to_shared(memory.index(ahead % STAGES), x + ahead * 128 + i, mask=(ahead < blocks) & (i < last))
+        if what != "no commit":
+            async_copy.commit_group()
+    gl.store(out + i, total)
+
+
+@table("stages, last, what, error, text", [
+    (2, 128, "", None, ""),
+    (3, 128, "", None, ""),
+    (4, 100, "", None, ""),  # what is masked off arrives as 0
+    *((3, 128, what, RaceError, r"asynchronous copy that .* issued may still be writing it.*wait_group")
+      for what in ("no wait", "waits for too few", "no commit")),
+    (2, 129, "beyond", interpreter.OutOfBoundsError, "lane 60"),
+])  # fmt: skip
+def test_copies_in_groups(stages, last, what, error, text):
+    x, out = torch.randn(7, 128), torch.ones(128)
+    given = torch.randn(60) if what == "beyond" else x
+    with pytest.raises(error, match=text) if error else contextlib.nullcontext():
+        pipelined_sum[(1,)](given, out, 7, last, stages, what)
+    if not error:
+        torch.testing.assert_close(out[:last], x.sum(0)[:last])
+        assert not out[last:].any()

@@ -49,19 +49,18 @@ def wrong_elements(c, a, b):
     return int((c.double() != wanted).sum())  # NaN is not equal
 
 
-def scatter_by_core(m, n, k, programs, turned=False):
-    """How many elements of C are wrong after GEMM + all-scatter for Hopper; `turned`: operands lie by columns."""
+def scatter_by_core(m, n, k, dtype, parts, programs, stored):
+    """How many elements of C are wrong after GEMM + all-scatter for Hopper."""
+    config, turned = dataclasses.replace(TINY, parts=parts), STORED[stored]
     with Iris("4MiB", device="cpu", backend="gluon") as ctx:
-        rank, world = ctx.cur_rank, ctx.num_ranks
-        a, slabs = matrix(m, k, 1, k), [matrix(k, n, 2 + r, k) for r in range(world)]
-        own = slabs[rank]
-        if turned:
-            a, own = a.t().contiguous().t(), own.t().contiguous().t()
-        c = ctx.full((m, n * world), float("nan"), dtype=torch.bfloat16)
+        a, slabs = matrix(m, k, 1, k, dtype), [matrix(k, n, 2 + rank, k, dtype) for rank in range(ctx.num_ranks)]
+        given = zip((a, slabs[ctx.cur_rank]), turned, strict=True)
+        given = (each.t().contiguous().t() if turn else each for each, turn in given)
+        c = ctx.full((m, n * ctx.num_ranks), float("nan"), dtype=dtype)
         ctx.barrier()
         all_scatter().on_hopper[(programs,)](
-            IrisDeviceCtx, ctx.get_device_context(), *all_scatter().operands(TINY, a, own), c, m, n, k, c.stride(0),
-            WORLD=world, TURNED_A=turned, TURNED_B=turned, **TINY.options,
+            IrisDeviceCtx, ctx.get_device_context(), *all_scatter().operands(config, *given), c, m, n, k, c.stride(0),
+            WORLD=ctx.num_ranks, TURNED_A=turned[0], TURNED_B=turned[1], **config.options,
         )  # fmt: skip
         ctx.barrier()
         return wrong_elements(c, a, torch.cat(slabs, dim=1))
@@ -145,24 +144,15 @@ def test_choice_of_what_is_not_given(given, chosen):
     assert (config.block_m, config.block_n, config.block_k, config.stages, config.num_warps) == chosen
 
 
-@pytest.mark.parametrize(("shape", "dtype", "parts", "programs", "stored"), [
-    ((64, 64, 64), BF16, 1, 3, "rows"), ((200, 104, 136), torch.float16, 1, 1, "rows"),
-    ((200, 104, 136), BF16, 2, 3, "rows"), ((8, 8, 200), torch.float16, 2, 1, "rows"),
-    *((shape, BF16, 1, 2, stored) for shape in ((64, 128, 64), (200, 104, 136)) for stored in list(STORED)[1:]),
+@pytest.mark.parametrize(("num_ranks", "shape", "dtype", "parts", "programs", "stored"), [
+    (2, (64, 64, 64), BF16, 1, 3, "rows"), (1, (200, 104, 136), torch.float16, 1, 1, "rows"),
+    (3, (200, 104, 136), BF16, 2, 3, "rows"), (1, (8, 8, 200), torch.float16, 2, 1, "rows"),
+    *((size, shape, BF16, 1, 2, stored) for size, shape in ((2, (64, 128, 64)), (1, (200, 104, 136)))
+      for stored in list(STORED)[1:]),
 ])  # fmt: skip
-def test_core_on_the_cpu(shape, dtype, parts, programs, stored):
-    m, n, k = shape
-    config = dataclasses.replace(TINY, parts=parts)
-    a, b = matrix(m, k, 1, k, dtype), matrix(k, n, 2, k, dtype)
-    a, b = (each.t().contiguous().t() if turn else each for each, turn in zip((a, b), STORED[stored], strict=True))
-    c = torch.full((m, n), float("nan"), dtype=dtype)
-    benchmark().multiply(a, b, c, config, programs)
-    assert wrong_elements(c, a, b) == 0
-
-
-@pytest.mark.parametrize(("num_ranks", "turned"), [(1, False), (2, False), (3, False), (2, True)])
-def test_all_scatter_by_the_core_on_cpu_ranks(pool, num_ranks, turned):
-    assert pool.run(scatter_by_core, num_ranks, 136, 104, 72, 2, turned) == [0] * num_ranks
+def test_core_on_cpu_ranks(pool, num_ranks, shape, dtype, parts, programs, stored):
+    wrong = pool.run(scatter_by_core, num_ranks, *shape, dtype, parts, programs, stored)
+    assert wrong == [0] * num_ranks
 
 
 @pytest.fixture

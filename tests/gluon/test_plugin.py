@@ -1,4 +1,4 @@
-"""The plugin, the surface of the package and its demos; what every plugin must do is test_conformance's."""
+"""The plugin, which passes the conformance kit, the surface of the package, and its demos."""
 
 import importlib.metadata
 import importlib.util
@@ -14,6 +14,7 @@ from tables import table
 
 from iris_core import Iris
 from iris_core.cli import main
+from iris_core.testing import BackendConformance, StackConformance
 from iris_core.types import CreateRequest, DeviceTarget, DeviceType
 from iris_gluon import IrisDeviceCtx, demos, language
 from iris_gluon._plugin import plugin
@@ -107,3 +108,35 @@ def test_demos_run_on_three_ranks_and_are_right(capsys, forked_ranks):
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert [row["name"] for row in rows] == [demo.name for demo in demos.demos()] != []
     assert all(row["ok"] and row["backend"] == "gluon" and row["error"] <= row["tolerance"] for row in rows)
+
+
+class TestGluonBackend(BackendConformance):
+    name = "gluon"
+    case_step = 45  # tests/compile has the same functions
+
+
+class OnOurRanks(StackConformance):
+    """The suites make rank processes of their own; those of the other tests are there already."""
+
+    backend = "gluon"
+
+    @pytest.fixture
+    def pool(self, pool):
+        return pool
+
+
+class TestHostWithGluon(OnOurRanks):
+    allocator = "host"
+
+    @pytest.mark.exhaustive
+    def test_world_device_functions(self, pool, world):
+        """The methods, which are tried, call them; tests/multirank calls them as well."""
+        super().test_world_device_functions(pool, world)
+
+
+class TestTorchWithGluon(OnOurRanks):
+    allocator = "torch"
+
+
+class TestVmemWithGluon(OnOurRanks):
+    allocator = "vmem"

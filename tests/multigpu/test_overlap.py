@@ -6,8 +6,8 @@ import random
 import re
 import time
 
-import jobs_hopper
 import pytest
+import test_hopper_ops
 import torch
 import triton
 import triton.language as tl
@@ -231,4 +231,4 @@ def test_replays_at_the_same_time_are_reported(pool, algorithm, count, num_ranks
 def test_launches_that_return_when_their_kernel_is_done():
     """Fused operations, whose copies must be asked for before the products that wait for them."""
     with RankPool(environ={"CUDA_LAUNCH_BLOCKING": "1", "IRIS_DEVICE_TIMEOUT": "5"}, timeout_s=LIMIT_S) as blocking:
-        assert blocking.run(jobs_hopper.run, 2, "cuda", 2) == [[], []]
+        assert blocking.run(test_hopper_ops.run, 2, "cuda", 2) == [[], []]

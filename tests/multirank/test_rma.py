@@ -12,7 +12,7 @@ EVERY = languages(rank_counts(2, seldom=[1, 8]), gluon=rank_counts(2, seldom=[1,
 @pytest.mark.slow
 @pytest.mark.parametrize(*EVERY)
 def test_every_dtype_mask_and_hint(pool, some, language, num_ranks, device):
-    """Of Gluon a copy on the CPU: tests/gluon/test_conformance.py moves by every function."""
+    """Of Gluon a copy on the CPU: tests/gluon/test_plugin.py moves by every function."""
     for op in some(OPS, 5, 4) if (language, device) == ("gluon", "cpu") else OPS:
         pool.run(in_language, num_ranks, language, run_rma, op, device)
 

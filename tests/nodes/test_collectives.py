@@ -6,7 +6,7 @@ import jobs_node_collectives as jobs
 import jobs_norm
 import pytest
 from jobs_nodes import divided
-from test_ulysses import there_and_back
+from test_attention import there_and_back
 
 BY_LEVELS = {"all_reduce", "reduce", "broadcast", "reduce_scatter", "scatter", "all_gather", "gather"}
 GROUPS = {

@@ -1,16 +1,16 @@
-"""`ctx.ops.flash_decode`, `ctx.ops.ring_attention`: attention to keys and values that are divided among ranks."""
+"""Sequences that are divided among ranks: `ctx.ops.flash_decode`, `ctx.ops.ring_attention`, `ctx.ops.ulysses`."""
 
+import functools
 import time
 from functools import partial
 
-import jobs_corpus
 import pytest
 import torch
 from jobs_ccl import late_inside
 from jobs_common import place_in, unlike
 
 from iris_core import Iris
-from iris_core.nn import ring_attention
+from iris_core.nn import ring_attention, ulysses
 
 UNITS = {"float32": 4e-6, "float16": 2.0**-9, "bfloat16": 2.0**-6}
 """Of the sums of absolute values: what weights and results may lose when they are rounded."""
@@ -165,8 +165,6 @@ def too_long(device):
     return wrong
 
 
-exhaustive = pytest.mark.exhaustive
-
 # sequences, heads, key heads, elements of a head, keys of a rank at most, dtype, pieces
 DECODES = [
     (3, None, (3, 6, 2, 16, 70, "float32", 3)),  # groups of three heads
@@ -195,24 +193,68 @@ def test_results(pool, device, job, turns, num_ranks, group, case):
 DECODE_SMALL, RING_SMALL = (1, 2, 1, 16, 40, "float32", 2), (1, 1, 45, 16, "float32", False, False)
 
 
-@pytest.mark.parametrize("num_ranks", [3, pytest.param(4, marks=exhaustive)])
+@pytest.mark.parametrize("num_ranks", [3, pytest.param(4, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize(("job", "case", "turns"), [(decodes, DECODE_SMALL, 4), (rings, RING_SMALL, 2)])
 def test_programs_that_are_late(pool, tmp_path, job, case, turns, num_ranks):
     args = str(tmp_path / "changes"), 0.1, job, "cpu", None, case, turns
     assert pool.run(late_inside, num_ranks, *args) == [None] * num_ranks
 
 
-@pytest.mark.parametrize("num_ranks", [pytest.param(2, marks=exhaustive), 3, pytest.param(4, marks=exhaustive)])
-@pytest.mark.parametrize(("job", "case"), [("decodes", DECODE_SMALL), ("rings", RING_SMALL)])
-def test_there_is_no_race(pool, tmp_path, job, case, num_ranks):
-    path = tmp_path / "found"
-    pool.run(jobs_corpus.checked, num_ranks, str(path), __name__, job, "cpu", None, case, 3)
-    assert not path.exists() or path.read_text() == ""
-
-
-def test_what_is_refused(pool):
-    assert pool.run(refused, 2) == [[]] * 2
-
-
 def test_sequences_that_are_too_long(pool, device):
     assert pool.run(too_long, 1, device) == [[]]
+
+
+SHAPE = (2, 12, 24, 5)
+"""Of the whole: batch, tokens, heads, elements."""
+
+
+def there_and_back(device, group, dims, dtype):
+    """Both ways, and gradients, are right on numbers that say where they belong."""
+    tokens, heads = dims
+    with Iris("8MiB", device=device) as ctx:
+        me, size, _ = place_in(ctx, group)
+        if me is None:
+            return
+        whole = torch.arange(torch.Size(SHAPE).numel()).view(SHAPE).to(getattr(torch, dtype))
+        mine, wanted = (whole.chunk(size, dim)[me].contiguous().to(ctx.device) for dim in (tokens, heads))
+        for turn in range(3):
+            x, out, back = mine + turn, torch.empty_like(wanted), torch.empty_like(mine)
+            if turn == 1:  # strides of any kind
+                x = x.transpose(0, 3).contiguous().transpose(0, 3)
+            ctx.ops.ulysses(out, x, scatter_dim=heads, gather_dim=tokens, group=group)
+            ctx.ops.ulysses(back, out, scatter_dim=tokens, gather_dim=heads, group=group, async_op=True).wait()
+            assert torch.equal(out, wanted + turn), turn
+            assert torch.equal(back, mine + turn), turn
+        x = mine.float().requires_grad_()
+        (ulysses(ctx, x, heads, tokens, group=group) * wanted.float()).sum().backward()
+        assert torch.equal(x.grad, mine.float())
+
+
+def refused_by_ulysses():
+    """What is wrong with what is refused, on both ranks; a right call behind is right."""
+    with Iris("4MiB", device="cpu") as ctx:
+        x, out = torch.ones(2, 4, 6), torch.empty(2, 8, 3)
+        call = functools.partial(ctx.ops.ulysses, scatter_dim=2, gather_dim=1)
+        wrong = unlike(
+            ("ArgumentError: .*must be two", lambda: call(out, x, scatter_dim=1)),
+            ("ArgumentError: .*2 ranks must divide", lambda: call(out, x[:, :, :5])),
+            (r"ArgumentError: .*the output must be \(2, 8, 3\)", lambda: call(out[:1], x)),
+            (r"ArgumentError: .*the output must be \(4, 4, 3\)", lambda: call(x, x, gather_dim=0)),
+        )
+        ctx.ops.ulysses(out, x, scatter_dim=-1, gather_dim=-2)
+        assert (out == 1).all()
+    return wrong
+
+
+@pytest.mark.parametrize(("num_ranks", "group", "dims", "dtype"), [
+    (1, None, (1, 2), "float32"), (2, None, (1, 2), "bfloat16"), (3, None, (1, 2), "float32"),
+    (4, [3, 1, 0], (1, -2), "int32"), (2, None, (2, 1), "float32"), (2, None, (1, 0), "float32"),
+    pytest.param(4, None, (1, 2), "float32", marks=pytest.mark.exhaustive),
+])  # fmt: skip
+def test_there_and_back(pool, device, num_ranks, group, dims, dtype):
+    assert pool.run(there_and_back, num_ranks, device, group, dims, dtype) == [None] * num_ranks
+
+
+@pytest.mark.parametrize("job", [refused, refused_by_ulysses])
+def test_what_is_refused(pool, job):
+    assert pool.run(job, 2) == [[]] * 2

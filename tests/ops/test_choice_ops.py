@@ -84,8 +84,8 @@ def test_the_nearest_shape(tmp_path):
     assert names(REQUEST, True, True) == ["push", "unfused"]
     assert names(replace(REQUEST, dtype="float16"), True, True) == ["push", "unfused"]
     assert names(replace(REQUEST, m=11000, n=6000, k=5000), True, True) == ["push", "unfused"]  # near in each size
-    assert names(replace(REQUEST, m=8192 * 2), False, True) == ["push", "unfused"]
-    assert names(replace(REQUEST, m=8192 * 4), False, False) == ["push", "unfused"]
+    for octaves, *of_point in ((0.49, True, True), (0.51, False, True), (1, False, True), (1.01, False, False)):
+        assert names(replace(REQUEST, m=int(8192 * 2**octaves)), *of_point) == ["push", "unfused"]
     assert names(replace(REQUEST, m=3000), False, True) == ["unfused"]
     assert names(replace(REQUEST, m=256), False, False) == ["unfused"]
     assert names(replace(REQUEST, m=255), False, False) == []  # three powers of two, and a bit, from the nearest

@@ -1,6 +1,5 @@
 """Many calls one after the other, in groups, beside each other, in graphs; calls that are refused."""
 
-import functools
 import re
 from functools import partial
 
@@ -111,7 +110,7 @@ def without_room(device, deterministic):
         a, b = torch.ones(1024, 8, device=ctx.device), torch.ones(8, 4096, device=ctx.device)
         out = torch.zeros(1024, 4096, device=ctx.device)
         config = None if deterministic else FusedConfig(algorithm="two_shot")
-        call = functools.partial(ctx.ops.matmul_all_reduce, out, a, b)
+        call = partial(ctx.ops.matmul_all_reduce, out, a, b)
         assert unlike(*[("UnsupportedError: .*no room for them", lambda: call(config=config))] * 2) == []
         if not deterministic:
             call()
@@ -132,7 +131,7 @@ def refused(device):
         negated, plain = torch.view_as_complex(pairs).conj().imag, pairs[..., 1]
         assert negated.is_neg()
         assert plain.stride() == negated.stride()
-        total, partial = ops.matmul_all_reduce, functools.partial
+        total = ops.matmul_all_reduce
         reduce, scatter = partial(total, out), partial(ops.matmul_reduce_scatter, part)
         before, gather = partial(ops.all_gather_matmul, out, a[:6], b), partial(ops.all_gather_matmul, out)
         rows, columns, scaled = ctx.ones(6 * size), ctx.ones(6), partial(reduce, a.to(f8), b.to(f8))

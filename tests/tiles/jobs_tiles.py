@@ -23,7 +23,7 @@ SENTINEL = 77  # exact in every dtype
 WITH_LOCKS = ("one_shot", "two_shot", "owner", "ring", "reduce_scatter")
 RAISED = ("one_shot", "two_shot", "owner", "reduce_scatter")
 GUARD = 64  # words behind the flags that nobody may touch
-ADDING = ("atomic", "spinlock", "default")
+ADDING = ("atomic", "spinlock", "default", 4)
 MOVES = ("all_gather_rows", "all_gather_columns", "all_to_all", "gather")
 OPS = (*WITH_LOCKS, *ADDING, *MOVES)
 
@@ -38,31 +38,31 @@ def default_layout(shape, vector):
 def call(ctx, op: tl.constexpr, tile, mem, src, dst, locks, rank, size, number):
     """One tile-level collective, the same in both languages; `number` is its last argument, if any.
 
-    Functions of `x` stand for their methods where tests/tiles/test_views.py does not call them.
+    Functions of `x` call the methods of their names.
     """
     if op == "all_gather_rows":
         x.all_gather(tile, dst, 0, ctx)
     elif op == "all_gather_columns":
-        ctx.all_gather(tile, dst, 1)
+        x.all_gather(tile, dst, 1, ctx)
     elif op == "all_to_all":
         x.all_to_all(mem, src, dst, number, ctx)
     elif op == "gather":
         ptr, mask = dst.tile_ptr(mem)
-        tl.store(ptr, ctx.gather(mem, src, number), mask=mask)
+        tl.store(ptr, x.gather(mem, src, number, ctx), mask=mask)
     elif op == "atomic":
-        ctx.all_reduce(tile, src, dst, config=AllReduceConfig("atomic"))
+        x.all_reduce_atomic(tile, dst, ctx)
     elif op == "spinlock":
-        ctx.all_reduce(tile, src, dst, config=AllReduceConfig(4, locks))
+        x.all_reduce_spinlock(tile, dst, locks, ctx)
     elif op == "one_shot":
-        ctx.all_reduce_one_shot(tile, src, dst, locks)
+        x.all_reduce_one_shot(tile, src, dst, locks, ctx)
     elif op == "two_shot":
-        ctx.all_reduce_two_shot(tile, src, dst, locks)
+        x.all_reduce_two_shot(tile, src, dst, locks, ctx)
     elif op == "owner":
-        ctx.all_reduce_two_shot(tile, src, dst, locks, rank, size)
+        x.all_reduce_two_shot(tile, src, dst, locks, rank, size, ctx)
     elif op == "ring":
         x.all_reduce_ring(tile, src, dst, ctx, locks)
     elif op == "reduce_scatter":
-        ctx.reduce_scatter(tile, src, dst, locks)
+        x.reduce_scatter(tile, src, dst, locks, ctx)
     elif op == "await":
         ctx.await_tile(mem, dst, locks)
     elif op == "default":

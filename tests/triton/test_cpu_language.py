@@ -1,13 +1,24 @@
-"""What Python syntax means in kernels on the CPU: the compiler's meaning, not Python's."""
+"""Kernels on the CPU: what Python syntax means there, what launches divert and refuse, autotuning, CPU entries."""
 
 import collections
+import importlib.util
+import os
+import subprocess
+import sys
+import warnings
 
+import numpy as np
 import pytest
 import torch
 import triton
 import triton.language as tl
 from kernel_text import kernel_of
 from tables import table
+
+from iris_core.errors import UnsupportedError
+from iris_triton import _compat, interpreter
+from iris_triton.interpreter import entries
+from iris_triton.interpreter import launch as launch_module
 
 GLOBAL = tl.constexpr(5)
 Pair = collections.namedtuple("Pair", ["data", "scale"])
@@ -166,19 +177,6 @@ def test_what_python_means(parameters, text, given, expected):
 
 
 @triton.jit
-def places(out):
-    x, y, z = tl.program_id(0), tl.program_id(1), tl.program_id(axis=2)
-    nx, ny = tl.num_programs(0), tl.num_programs(1)
-    tl.store(out + 1 + x + nx * (y + ny * z), tl.atomic_add(out, 1))
-
-
-def test_programs_start_with_x_fastest():
-    out = torch.zeros(1 + 24, dtype=torch.int32)
-    places[(2, 3, 4)](out)
-    assert out[1:].tolist() == list(range(24))
-
-
-@triton.jit
 def one(out, n, fixed, pair, typed: tl.int32, m=1):
     tl.static_assert(n == 1)
     tl.static_assert(m == 1)
@@ -236,11 +234,12 @@ def print_all(x):
     tl.device_print("hex", tl.load(x), hex=True)
 
 
-def test_printing(capsys):
-    print_all[(2,)](torch.tensor([41, 42], dtype=torch.int32))
+def test_printing_in_programs_with_x_fastest(capsys):
+    print_all[(2, 3, 4)](torch.tensor([41, 42], dtype=torch.int32))
     lines = capsys.readouterr().out.splitlines()
     assert lines[:4] == ["pid (0, 0, 0) value: 41", "pid (0, 0, 0) again: 42", "static 3", "pid (0, 0, 0) hex: 0x29"]
-    assert lines[4].startswith("pid (1, 0, 0)")
+    programs = [f"pid ({x}, {y}, {z})" for z in range(4) for y in range(3) for x in range(2)]
+    assert [line.partition(" value")[0] for line in lines[::4]] == programs
 
 
 @triton.jit
@@ -262,3 +261,228 @@ def test_errors_point_into_the_kernel_and_name_it():
     assert note.endswith(f"{here}:{line}")
     frames = [(entry.path.name, entry.lineno + 1) for entry in info.traceback]
     assert {(here, line), (here, failing_kernel.starting_line_number + 2)} <= set(frames)
+
+
+@triton.jit
+def fill(out, n, value=1.0, B: tl.constexpr = 64):
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    tl.store(out + i, value, mask=i < n)
+
+
+pair = kernel_of(triton.jit, "x, out", "tl.store(out, tl.load(x))", tl=tl)
+
+
+def test_forms_of_launches():
+    out, leaf = torch.zeros(100), torch.zeros(4, requires_grad=True)
+    for value, launch in enumerate((
+        lambda: fill[(2,)](out, 100),
+        lambda: fill[2,](out, n=100, value=2),
+        lambda: fill[lambda meta: (triton.cdiv(meta["n"], meta["B"]),)](out, 100, 3.0, B=32, num_warps=4, num_stages=2),
+        lambda: fill.run(out, 100, 4.0, grid=(2, 1, 1), warmup=False),
+        lambda: fill[[2]](out, np.int64(100), np.float32(5)),
+    ), 1):  # fmt: skip
+        launch()
+        assert (out == value).all()
+    for grid in ((0,), (2, 0), (4, 4, 0)):
+        fill[grid](out, 100, 9)
+    assert (out == 5).all()
+    fill[(1,)](leaf, 4)
+    assert (leaf == 1).all()
+    pair[(1,)](triton.reinterpret(torch.tensor([1, 2], dtype=torch.int8), tl.uint8), out)
+    assert out[0] == 1
+
+
+@table("grid, args, named, error, text", [
+    ((1,), (), {}, TypeError, r"'fill' \(out, .*missing a required argument: 'out'"),
+    ((1,), (1,), {}, TypeError, r"missing a required argument: 'n'"),
+    ((1,), (1, 2, 3, 4, 5), {}, TypeError, r"too many positional arguments"),
+    ((1,), (1, 2), {"n": 3}, TypeError, r"multiple values for argument 'n'"),
+    ((1,), (1, 2), {"nn": 3}, TypeError, r"out, n, value.*, B.*unexpected keyword argument 'nn'"),
+    ((1,), (object(), 2), {}, TypeError, r"argument 'out' of kernel 'fill' is a object: pass a tensor"),
+    ((1,), ([1], 2), {}, TypeError, r"argument 'out'.*is a list"),
+    ((1,), (1, "text"), {}, TypeError, r"argument 'n'.*is a str"),
+    ((1,), (1, 2**64), {}, ValueError, r"argument 'n'.*does not fit 64 bits"),
+    ((), (1, 4), {}, ValueError, "1 to 3 dimensions, got 0"),
+    ((1, 1, 1, 1), (1, 4), {}, ValueError, "1 to 3 dimensions, got 4"),
+    ((-1,), (1, 4), {}, ValueError, "negative dimension"),
+    ((1.5,), (1, 4), {}, TypeError, "must consist of integers"),
+    (None, (1, 4), {}, TypeError, "must consist of integers"),
+])  # fmt: skip
+def test_what_does_not_fit_is_refused_before_anything_runs(grid, args, named, error, text):
+    tensor = torch.zeros(4)
+    with pytest.raises(error, match=text):
+        fill[grid](*(tensor if a == 1 and i == 0 else a for i, a in enumerate(args)), **named)
+    assert not tensor.any()
+
+
+def test_tensors_on_different_devices_are_refused():
+    with pytest.raises(ValueError, match="argument 'out' of kernel 'kernel' is on meta, but other arguments are on"):
+        pair[(1,)](torch.zeros(4), torch.zeros(4, device="meta"))
+
+
+def test_enabling_is_idempotent_and_disabling_restores(monkeypatch):
+    original = launch_module._originals[_compat.JITFunction]
+    interpreter.enable()
+    assert interpreter.is_enabled()
+    assert launch_module._originals[_compat.JITFunction] is original
+    interpreter.disable()
+    interpreter.disable()
+    assert not interpreter.is_enabled()
+    assert _compat.JITFunction.run is original
+    with warnings.catch_warnings():  # the installed Triton is in the table
+        warnings.simplefilter("error")
+        interpreter.enable()
+    test_forms_of_launches()
+    interpreter.disable()
+    monkeypatch.setattr(_compat.triton, "__version__", "9.4.1")
+    with pytest.warns(RuntimeWarning, match=r"Triton 9\.4\.1 is not one of the versions.*3\.6, 3\.7, 3\.8, 3\.9"):
+        interpreter.enable()
+
+
+def test_hooks_run_before_the_kernel_with_its_arguments():
+    as_given = triton.jit(do_not_specialize=["n"], do_not_specialize_on_alignment=["out"])
+    hooked, out, seen = kernel_of(as_given, "out, n", "tl.store(out, n + 1)", tl=tl), torch.zeros(4), []
+    hooked.add_pre_run_hook(lambda *args, **kwargs: seen.append((args, kwargs, out.clone())))
+    hooked[(1,)](out, n=1)
+    (((first,), named, before),) = seen
+    assert first is out
+    assert (named, before.tolist(), out.tolist()) == ({"n": 1}, [0] * 4, [2, 0, 0, 0])
+
+
+@triton.autotune(
+    configs=[
+        triton.Config({"B": 32}, num_warps=2, pre_hook=lambda named: named["out"].zero_()), triton.Config({"B": 64}),
+    ],
+    key=["n"],
+    prune_configs_by={"early_config_prune": lambda configs, named, **kwargs: configs},
+)  # fmt: skip
+@triton.heuristics({"WHOLE": lambda args: triton.next_power_of_2(args["n"])})
+@triton.jit
+def tuned(x, out, n, B: tl.constexpr, WHOLE: tl.constexpr):
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    tl.atomic_add(out + i, tl.load(x + i, mask=i < n), mask=i < n)
+    tl.store(out + n, B + 1000 * WHOLE)
+
+
+def test_autotuner_takes_the_first_configuration_and_its_hook():
+    x, out = torch.randn(100), torch.ones(101)
+    tuned[lambda meta: (triton.cdiv(100, meta["B"]),)](x, out, 100)
+    assert torch.equal(out[:100], x)
+    assert out[100] == 128032
+    assert tuned.best_config.kwargs == {"B": 32}
+
+
+@triton.jit
+def assembly(out, text: tl.constexpr):
+    tl.store(out, tl.inline_asm_elementwise(text, "=r", [], dtype=tl.int32, is_pure=False, pack=1))
+
+
+many_types = kernel_of(triton.jit, "a, b, c, d, e", "return a")
+
+
+@triton.jit
+def call_many_types(p, flag, real, out):
+    half = tl.load(p).to(tl.bfloat16)
+    x, y, z, w = many_types(half, flag, real, p, tl.cast(200, tl.uint8))
+    tl.store(out, x)
+    tl.store(out + 1, y.to(tl.float32))
+    tl.store(out + 2, z.to(tl.float32))
+    tl.store(out + 3, w)
+    tl.static_assert(x.dtype == tl.float32 and y.dtype == tl.int64 and z.dtype == tl.int1 and w.dtype == tl.float32)
+
+
+def test_values_that_entries_get_and_give():
+    source, out = torch.tensor([1.5]), torch.zeros(4)
+
+    @interpreter.cpu_entry(many_types)
+    def entry(program, a, b, c, d, e):
+        assert b is np.True_
+        assert (a, c, d, e) == (1.5, 2.5, source.data_ptr(), 200)
+        assert (a.dtype, c.dtype, d.dtype, e.dtype) == (np.float32, np.float32, np.uint64, np.uint8)
+        return a * 2, 2**40, True, 0.5
+
+    call_many_types[(1,)](source, True, 2.5, out)
+    assert out.tolist() == [3, 2.0**40, 1, 0.5]
+
+
+@triton.jit
+def timers(out):
+    pid = tl.program_id(0)
+    start = tl.extra.cuda.globaltimer()
+    tl.store(out + pid * 4, tl.extra.cuda.smid().to(tl.int64))
+    tl.store(out + pid * 4 + 1, tl.extra.cuda.globaltimer() - start)
+    asm: tl.constexpr = "mov.u64 $0, %globaltimer;"
+    block = tl.inline_asm_elementwise(asm, "=l,r", [tl.arange(0, 4)], dtype=tl.int64, is_pure=False, pack=1)
+    tl.store(out + pid * 4 + 2, tl.min(block - start, axis=0))
+
+
+def test_assembly_that_is_built_in():
+    out = torch.zeros(3, 4, dtype=torch.int64)
+    timers[(3,)](out)
+    assert out[:, 0].tolist() == [0, 1, 2]
+    assert ((out[:, 1:3] >= 0) & (out[:, 1:3] < 10**9)).all()
+    for text in ("fence.acq_rel.sys; mov.u32 $0, 0;", "fence.proxy.async; mov.u32 $0, 0;", "mov.u32 $0, %smid;"):
+        out = torch.ones(1, dtype=torch.int32)
+        assembly[(1,)](out, text)
+        assert out.item() == 0
+    for text in (
+        "again: ld.acquire.sys.global.u32 $0, [$1]; setp.ne.u32 p, $0, 1; @p bra again; fence.proxy.async;",
+        "fence.acq_rel.sys; red.release.sys.global.add.u32 [$1], 1;",
+        "mov.u64 t, %globaltimer; sub.u64 $0, t, $1;",
+        "s_waitcnt vmcnt(0)\nv_mov_b32 $0, 0",
+    ):
+        with pytest.raises(UnsupportedError, match="cannot run the inline assembly"):
+            assembly[(1,)](out, text)
+
+
+SCRIPT = """
+import torch, triton, triton.language as tl
+from iris_triton import interpreter
+import iris_triton._compat
+@triton.jit
+def helper(x):
+    return tl.sum(tl.where(x > 1, x, tl.zeros_like(x)), axis=0)
+@triton.jit
+def kernel(x, out, N: tl.constexpr):
+    tl.store(out, helper(tl.load(x + tl.arange(0, N)).to(tl.bfloat16)).to(tl.float32))
+@triton.jit
+def waits(flag):
+    if tl.program_id(0) == 0:
+        while tl.load(flag, volatile=True) == 0:
+            pass
+    tl.store(flag, 1)
+interpreter.enable()
+out = torch.zeros(1)
+kernel[(1,)](torch.arange(4.0), out, N=4)
+assert out.item() == 5, out
+assert not triton.knobs.runtime.interpret
+waits[(8,)](torch.zeros(1, dtype=torch.int32))
+print("fine")
+"""
+
+
+def test_triton_interpret_has_no_effect_and_waiting_programs_let_the_process_end(tmp_path):
+    script, variables = tmp_path / "script.py", {"PYTHONPATH": os.pathsep.join(sys.path), "TRITON_INTERPRET": "1"}
+    script.write_text(SCRIPT)
+    how = {"capture_output": True, "text": True, "timeout": 300, "check": False}
+    done = subprocess.run([sys.executable, script], env=os.environ | variables, **how)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "fine\n", "")
+
+
+def test_a_triton_that_lacks_something_is_refused_with_the_versions_that_fit(monkeypatch):
+    monkeypatch.setitem(sys.modules, "triton.runtime.interpreter", None)
+    spec = importlib.util.spec_from_file_location("iris_triton._compat_again", _compat.__file__)
+    with pytest.raises(UnsupportedError, match=r"lacks something that Iris needs.* with Triton 3\.6, 3\.7, 3\.8, 3"):
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+def test_a_language_that_nothing_loaded_runs_is_refused_by_name(monkeypatch):
+    monkeypatch.delitem(entries.FACTORIES, "gluon", raising=False)
+    gluon = pytest.importorskip("triton.experimental.gluon")
+
+    @gluon.jit
+    def gluon_kernel(x):
+        pass
+
+    with pytest.raises(UnsupportedError, match=r"'gluon_kernel' is written in Gluon.*import iris_gluon.interpreter"):
+        gluon_kernel[(1,)](torch.zeros(1))

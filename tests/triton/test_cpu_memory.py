@@ -1,6 +1,7 @@
 """Bounds: what a kernel may touch, and what the message says when it touches something else; promises of addresses."""
 
 import contextlib
+import itertools
 import linecache
 import threading
 
@@ -12,10 +13,13 @@ import triton.language as tl
 from kernel_text import kernel_of
 from tables import table
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 import iris_triton as iris
 from iris_core import Iris
 from iris_core.errors import ArgumentError
+from iris_gluon._compat import tma_store
+from iris_gluon.bulk import await_bulk_stores, peer_descriptor
 from iris_triton import DeviceContext, interpreter
 from iris_triton import x as tiles
 from iris_triton.interpreter import OutOfBoundsError
@@ -97,23 +101,20 @@ def test_a_block_and_what_is_around_it(heap, rank, offset, first, access, lanes,
     assert heap.tensor(0, 256, 14)[10:].tolist() == [0, 1, 2, 3]
 
 
-def test_freed_blocks_and_the_table(heap):
-    first = current_regions()
+def test_freed_blocks_and_tensors_to_the_end_of_their_storage(heap):
+    first, storage = current_regions(), torch.zeros(64)
     assert current_regions() is first
     heap.free(1024)
     assert current_regions() is not first
-    with pytest.raises(OutOfBoundsError, match="past the end of block 'x'"):
-        TOUCH["load"][(1,)](heap.tensor(0, 1024, 16), 0, N=16)
-
-
-def test_tensor_arguments_are_accessible_to_the_end_of_their_storage():
-    storage = torch.zeros(64)
     TOUCH["store"][(1,)](storage[:8], 56, N=8)
     TOUCH["store"][(1,)](storage[32:40], -32, N=8)
-    with pytest.raises(OutOfBoundsError, match="past the end of block 'p' of 256 bytes"):
-        TOUCH["store"][(1,)](storage[:8], 60, N=8)
-    with pytest.raises(OutOfBoundsError, match="4 bytes before block 'p'"):
-        TOUCH["load"][(1,)](storage[:8], -1, N=1)
+    for access, tensor, offset, count, text in (
+        ("load", heap.tensor(0, 1024, 16), 0, 16, "past the end of block 'x'"),
+        ("store", storage[:8], 60, 8, "past the end of block 'p' of 256 bytes"),
+        ("load", storage[:8], -1, 1, "4 bytes before block 'p'"),
+    ):
+        with pytest.raises(OutOfBoundsError, match=text):
+            TOUCH[access][(1,)](tensor, offset, N=count)
 
 
 @triton.jit
@@ -138,6 +139,9 @@ def test_addresses_from_memory_need_a_named_region(heap):
         indirect[(1,)](addresses, out, N=4)
     interpreter.unregister_memory(first)
     interpreter.unregister_memory(first)
+    for address, nbytes in ((0, 8), (100, 0), (100, -1), (2**64 - 4, 8)):
+        with pytest.raises(ValueError, match="give a positive address"):
+            interpreter.allow_region(address, nbytes)
     with interpreter.configured(bounds_check=False):
         indirect[(1,)](addresses, out, N=4)
     assert out.tolist() == [0, -1, -2, -3]
@@ -147,24 +151,17 @@ def test_addresses_from_memory_need_a_named_region(heap):
     assert [heap.tensor(rank, 256, 2).tolist() for rank in (0, 1)] == [[0, -2], [-1, -3]]
 
 
-@table("address, nbytes", [(0, 8), (100, 0), (100, -1), (2**64 - 4, 8)])
-def test_impossible_regions_are_refused(address, nbytes):
-    with pytest.raises(ValueError, match="give a positive address"):
-        interpreter.allow_region(address, nbytes)
-
-
-@triton.jit
-def misaligned(p, out):
-    q = (p.to(tl.int64) + 1).to(tl.pointer_type(tl.int32))
-    i = tl.arange(0, 2)
-    tl.store(out + i, tl.load(q + i))
-    tl.store(q + i, i + 1)
+MISALIGNED = """
+q, i = (p.to(tl.int64) + 1).to(tl.pointer_type(tl.int32)), tl.arange(0, 2)
+tl.store(out + i, tl.load(q + i))
+tl.store(q + i, i + 1)
+"""
 
 
 def test_misaligned_elements():
     data, out = torch.arange(16, dtype=torch.uint8), torch.zeros(2, dtype=torch.int32)
     expected = data[1:9].clone().view(torch.int32)
-    misaligned[(1,)](data, out)
+    kernel_of(triton.jit, "p, out", MISALIGNED, tl=tl)[(1,)](data, out)
     assert torch.equal(out, expected)
     assert data[1:9].tolist() == [1, 0, 0, 0, 2, 0, 0, 0]
 
@@ -216,18 +213,29 @@ CALLS = [
     "tiles.gather(tiles.TileView(0, 0, 2, 2, LAYOUT), tiles.make_tensor_view(x, 2, 2, 2, 1), 0, ctx)",
     "iris.load(x + offsets, 0, 0, ctx.heap_bases)",
 ]  # fmt: skip
+DESCRIPTOR = """
+there = peer_descriptor(x, 0, 0, ctx.heap_bases, [1, 4], [4, 1], [8, 16], SHARED)
+content = gl.allocate_shared_memory(gl.int64, [8, 16], SHARED, gl.full([8, 16], 1, gl.int64, LAYOUT))
+fence_async_shared()
+tma_store(there, [0, 0], content)
+await_bulk_stores()
+"""
 BLOCKED = gl.constexpr(gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0]))
+SHARED = gl.constexpr(gl.NVMMASharedLayout.get_default_for([8, 16], gl.int64))
 
 
 def calling(text):
-    names = {"tl": tl, "iris": iris, "tiles": tiles, "lanes": lanes, "DeviceContext": DeviceContext}
+    names = {"tl": tl, "gl": gl, "iris": iris, "tiles": tiles, "lanes": lanes, "DeviceContext": DeviceContext}
+    names |= {"peer_descriptor": peer_descriptor, "fence_async_shared": fence_async_shared, "tma_store": tma_store}
+    names |= {"await_bulk_stores": await_bulk_stores, "LAYOUT": tl.constexpr(None), "SHARED": SHARED}
     text = f"ctx = DeviceContext.initialize(context, rank, world)\noffsets = lanes(4)\n{text}"
-    return kernel_of(triton.jit, "context, own, x, rank, world: tl.constexpr", text, LAYOUT=tl.constexpr(None), **names)
+    return kernel_of(triton.jit, "context, own, x, rank, world: tl.constexpr", text, **names)
 
 
-@table("text", CALLS)
-@pytest.mark.parametrize("language", ["triton", "gluon"])
-def test_a_pointer_off_the_heap_is_an_error_for_the_own_rank_too(language, text):
+@table("text, language", [
+    *itertools.product(CALLS, ("triton", "gluon")), ("ctx.put_bulk(own, x, 4, 0)", "gluon"), (DESCRIPTOR, "gluon")
+])  # fmt: skip
+def test_a_pointer_off_the_heap_is_an_error_for_the_own_rank_too(text, language):
     kernel, off = calling(text), torch.zeros(4, dtype=I64)
     if language == "gluon":
         kernel = in_gluon(kernel, DeviceContext=gluon_kernels, LAYOUT=BLOCKED)

@@ -1,7 +1,6 @@
 """Programs that wait for each other, deadlocks, errors among many programs, threads."""
 
 import _thread
-import concurrent.futures
 import contextlib
 import ctypes
 import threading
@@ -158,23 +157,6 @@ def test_an_error_ends_the_waiting_programs_and_leaks_no_threads():
     assert (before := count_threads()) <= 16
     wait_until[(50,)](words() + 1, 1)  # programs that do not wait use none
     assert count_threads() == before
-
-
-@triton.jit
-def take_turns(flags, out, me, rounds, N: tl.constexpr):
-    i = tl.arange(0, N)
-    for r in range(1, rounds + 1):
-        tl.atomic_xchg(flags + me, r, sem="release")
-        while tl.atomic_add(flags + 1 - me, 0, sem="acquire") < r:
-            pass
-        tl.store(out + i, tl.load(out + i) + me + 1)
-
-
-def test_launches_from_several_python_threads_run_side_by_side():
-    shared, outs = words(), torch.zeros(2, 64, dtype=torch.int32)
-    with concurrent.futures.ThreadPoolExecutor(2) as threads:
-        list(threads.map(lambda me: take_turns[(1,)](shared, outs[me], me, 20, N=64), range(2)))
-    assert [each.unique().tolist() for each in outs] == [[20], [40]]
 
 
 @pytest.mark.parametrize("programs", [1, 4])

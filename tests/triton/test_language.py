@@ -96,30 +96,23 @@ def test_backend_refuses_heaps_that_are_not_aligned():
         backend.make_context(ContextSpec(0, 2, (0x1000, 0x1001)))
 
 
-@triton.jit
-def wait_alone(flag, value, out):
-    tl.store(out, iris.wait(flag, value, "gt", "relaxed", "gpu"))
-
-
-def test_unsigned_flags_compare_unsigned():
-    word, out = torch.tensor([2**32 - 1], dtype=torch.uint32), torch.zeros(1, dtype=torch.uint32)
-    wait_alone[(1,)](word, 7, out)
-    assert out.item() == 2**32 - 1
-
-
-BLOCK = """
+ALL_OF_A_BLOCK = """
 i = tl.arange(0, 4)
 tl.store(out, iris.test(flags + i, tl.load(values + i), "le"))
 tl.store(out + 1 + i, iris.wait(flags + i, 5 + i, "eq"))
 """
+UNSIGNED = 'tl.store(out, iris.wait(flags, 7, "gt", "relaxed", "gpu"))'
 
 
-@table("last, holds", [(8, 1), (7, 0)])
-def test_a_block_of_flags_holds_if_all_do(last, holds):
-    flags, out = torch.tensor([5, 6, 7, 8]), torch.full((5,), -7)
-    kernel = kernel_of(triton.jit, "flags, values, out", BLOCK, iris=iris, tl=tl)
-    kernel[(1,)](flags, torch.tensor([5, 6, 7, last]), out)
-    assert out.tolist() == [holds, 5, 6, 7, 8]
+@table("text, flags, values, found", [
+    *((ALL_OF_A_BLOCK, torch.tensor([5, 6, 7, 8]), [5, 6, 7, last], [holds, 5, 6, 7, 8])
+      for last, holds in ((8, 1), (7, 0))),
+    (UNSIGNED, torch.tensor([2**32 - 1], dtype=torch.uint32), [], [2**32 - 1]),
+])  # fmt: skip
+def test_how_flags_are_compared(text, flags, values, found):
+    out = torch.full((len(found),), -7)
+    kernel_of(triton.jit, "flags, values, out", text, iris=iris, tl=tl)[(1,)](flags, torch.tensor(values), out)
+    assert out.tolist() == found
 
 
 @triton.jit
@@ -173,16 +166,16 @@ def test_one_report_and_no_second_full_wait(make_world, monkeypatch):
         assert clock.call_count in looks
 
 
-@triton.jit
-def wait_where(flag, status, timeout_ns, x, y, z):
-    here = (tl.program_id(0) == x) & (tl.program_id(1) == y) & (tl.program_id(2) == z)
-    if here:
-        iris.wait(flag, 1, timeout_ns=timeout_ns, status=status, rank=6)
+AT_ONE_PROGRAM = """
+if (tl.program_id(0) == 1) & (tl.program_id(1) == 2) & (tl.program_id(2) == 3):
+    iris.wait(flag, 1, timeout_ns=timeout_ns, status=status, rank=6)
+"""
 
 
 def test_program_and_rank_of_the_report_and_waits_without_status_words(make_world):
     flag, status = torch.zeros(1, dtype=I64), torch.zeros(STATUS_WORDS, dtype=I64)
-    wait_where[(2, 3, 4)](flag, status, NS, 1, 2, 3)
+    kernel = kernel_of(triton.jit, "flag, status, timeout_ns", AT_ONE_PROGRAM, iris=iris, tl=tl)
+    kernel[(2, 3, 4)](flag, status, NS)
     assert (status[Status.PROGRAM], status[Status.RANK]) == (1 + 2 * (2 + 3 * 3), 6)
     world, out = make_world(1), torch.zeros(1, dtype=I64)
     (flag,) = world.tensors(torch.tensor([3]))
@@ -241,11 +234,6 @@ def test_misuse_is_refused(make_world, text, dtype, said):
         kernel[(1,)](*world.tensors(torch.ones(1, dtype=dtype)), world.bases)
 
 
-@triton.jit
-def meet_as(flags, context, start, stride, size, world_size: tl.constexpr):
-    iris.DeviceContext.from_tensor(context, world_size).barrier(flags, start, stride, size)
-
-
 OUTSIDE, TWICE, STRANGER = "empty or reaches outside of the world", "names a rank twice", "no member of its group"
 
 
@@ -255,8 +243,9 @@ OUTSIDE, TWICE, STRANGER = "empty or reaches outside of the world", "names a ran
 ])  # fmt: skip
 def test_a_barrier_of_an_impossible_group_is_refused(make_world, caller, group, text):
     """Unchecked, an address of the tensor's other words is taken for a heap's; a group of one needs no stride."""
-    world = make_world(2)
+    world, meet = make_world(2), "iris.DeviceContext.from_tensor(context, 2).barrier(flags, start, stride, size)"
+    kernel = kernel_of(triton.jit, "flags, context, start, stride, size", meet, iris=iris)
     flags = world.zeros(3, dtype=I64)
     with pytest.raises(AssertionError, match=text) if text else contextlib.nullcontext():
-        meet_as[(1,)](flags[caller], world.context(caller), *group, world_size=2)
+        kernel[(1,)](flags[caller], world.context(caller), *group)
     assert [each.tolist() for each in flags] == [[0, 0, 0], [0, 0, 0] if text else [0, 1, 1]]
