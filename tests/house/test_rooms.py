@@ -75,9 +75,9 @@ BUDGETS = {
 
 # What came after the rooms were built, in whose budgets it is: lines at most of each, and the modules and packages.
 FEATURES = {
-    "PyTorch": (2552, ("iris_core.torch_backend", "iris_core.dispatch.traced")),
+    "PyTorch": (2517, ("iris_core.torch_backend", "iris_core.dispatch.traced")),
     "several nodes": (
-        2545,
+        2469,
         (
             "iris_core.providers.hierarchical", "iris_core.providers.exchanged", "iris_core.providers.straight",
             "iris_core.providers.overlapped",
@@ -87,19 +87,22 @@ FEATURES = {
         ),
     ),
     "experts, attention, norms, products of few rows, multicast, launches from C": (
-        3500,
+        3466,
         (
-            "iris_core.ops.experts", "iris_core.ops.attention", "iris_core.nn.expert_parallel", "iris_core.nn.norm",
-            "iris_core.nn.sequence", "iris_core.providers.norms", "iris_triton.launcher",
+            "iris_core.ops.experts", "iris_core.ops.attention", "iris_core.ops.made", "iris_core.nn.expert_parallel",
+            "iris_core.nn.norm", "iris_core.nn.sequence", "iris_core.providers.norms", "iris_triton.launcher",
             "iris_triton.collectives.experts", "iris_triton.collectives.nvls", "iris_triton.language.multimem",
             "iris_triton.gemm.packet_norm", "iris_triton.gemm.packet_product", "iris_triton.gemm.reduce_norm",
             "iris_triton.gemm.ring_attention", "iris_triton.gemm.flash_decode", "iris_triton.gemm.parts.attend",
         ),
     ),
-    "checker": (4500, ("iris_triton.checker", "iris_core.cli.check", "iris_core.cli.all_orders")),
+    "checker": (4496, ("iris_triton.checker", "iris_core.cli.check", "iris_core.cli.all_orders")),
 }  # fmt: skip
-REST = 38_536
+REST = 38_451
 """Lines of all else, at most; 38,000 were planned."""
+
+ENGINE = 4000
+"""Lines of `iris_core.dispatch`, `ccl` and `ops` that belong to no feature, at most."""
 
 # What does not keep to the rules yet: only ever shorter.
 CROWDED: dict[str, int] = {}
@@ -202,16 +205,17 @@ def test_rooms_keep_to_their_budgets():
     assert set(BUDGETS) - set(found) == set()
 
 
-def test_features_keep_to_their_budgets():
+def test_features_and_all_else_keep_to_their_budgets():
     named = {name for _, modules_of in FEATURES.values() for name in modules_of}
     assert named <= modules().keys()
-    rest = sum(map(lines, modules().values()))
+    rest = {name: lines(path) for name, path in modules().items()}
     for feature, (most, parts) in FEATURES.items():
-        mine = [path for name, path in modules().items() if any(f"{name}.".startswith(f"{part}.") for part in parts)]
-        count = sum(map(lines, mine))
+        mine = [name for name in rest if any(f"{name}.".startswith(f"{part}.") for part in parts)]
+        count = sum(map(rest.pop, mine))
         assert count <= most, (feature, count)
-        rest -= count
-    assert rest <= REST
+    assert sum(rest.values()) <= REST
+    engine = "iris_core.dispatch", "iris_core.ccl", "iris_core.ops"
+    assert sum(count for name, count in rest.items() if name.startswith(engine)) <= ENGINE
 
 
 # -- routes: how many files of the product a call goes through --------------------------------------------------------
