@@ -120,8 +120,8 @@ SPLIT = {"num_sms": 7, "block_size_n": 16, "block_size_k": 16}
 
 
 def packet_cases(size):
-    """Few rows; one tile of all, several for a program, or shared ones."""
-    forms = ((1, 16, 24), "float32", {}), ((5, 24, 160), "bfloat16", SPLIT), ((9, 40, 72), "float16", {"num_sms": 2})
+    """Few rows and several tiles of them; one tile of all, several for a program, or shared ones."""
+    forms = ((1, 16, 24), "float32", {}), ((5, 24, 160), "bfloat16", SPLIT), ((70, 40, 72), "float16", {"num_sms": 2})
     every = [(op, dim) for op in OPS for dim in dims(op)]
     for number, (op, dim) in enumerate(every):
         for i, (shape, dtype, config) in enumerate(forms):
@@ -132,7 +132,7 @@ def packet_cases(size):
             config = {**SPLIT, "num_sms": 4, "block_size_k": 128}
             yield Case(op, "packets", (4, 32, 1040), "float8_e4m3fn", "float32", dim=dim, scales=scales, config=config)
     for bias in ("columns", "rows"):  # in two hops on 3 ranks and more
-        yield Case("matmul_all_reduce", "packets", (100, 1288, 40), "float32", bias=bias, config={"num_sms": 3})
+        yield Case("matmul_all_reduce", "packets", (200, 648, 40), "float32", bias=bias, config={"num_sms": 3})
 
 
 def all_cases(size):

@@ -1,12 +1,12 @@
-"""`packets`: products of few rows (up to 128) on NVIDIA GPUs, in one launch, whose tiles or whose A travel as packets.
+"""`packets`: products of up to 1,024 rows on NVIDIA GPUs, in one launch, whose tiles or whose A travel as packets.
 
 Chosen for few rows, as measurements say: then a product takes as long as B takes to be read, and what matters is that
-nothing is added to that.  Programs divide the columns, and where these are few also the inner dimension (split-K);
+nothing is added to that.  Programs divide the tiles, and where these are few also the inner dimension (split-K);
 partial sums of a tile are added by its first program, in order.
 
     matmul_all_reduce       tiles go to all members, each of which adds them up; where that are many bytes, a member
-                            adds up its band of each tile's rows, and sends the sums to all
-    matmul_reduce_scatter   rows of a tile go to the member that gets them
+                            adds up its band of the rows, and sends the sums to all
+    matmul_reduce_scatter   rows go to the member that gets them
     matmul_all_gather       tiles go to all members
     all_gather_matmul       A goes to all members, into local memory
 
@@ -86,41 +86,92 @@ def _gather(
 
 @triton.jit
 def _send_tile(
-    acc, t, peers, at, slot, me, mark, m, n, rows, column,
+    acc, peers, at, slot, me, mark, m, n, rows, first, column,
     N: tl.constexpr, DT: tl.constexpr, OWNED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr
 ):  # fmt: skip
-    """Send a tile, float32[BM, BN], to all members, or with OWNED each `rows` rows to the member that owns them."""
+    """Send a tile, float32[BM, BN], to all members, or with OWNED each row to the member that owns it."""
     EACH: tl.constexpr = 128 // DT.primitive_bitwidth
     ACROSS: tl.constexpr = BN // EACH  # packets of a row
     words = words_of(tl.reshape(acc.to(DT), (BM * BN,)), BM * ACROSS)
     packet = tl.arange(0, BM * ACROSS)
-    row = packet // ACROSS
+    row, j = first + packet // ACROSS, column + packet % ACROSS * EACH
     flags = packet * 0
-    mask = ((row < m) & (column + packet % ACROSS * EACH < n)).to(tl.int32)
+    mask = ((row < m) & (j < n)).to(tl.int32)
     raw = encode(words, mark, flags, ENC)
     if OWNED:
         owner = row // rows
-        place = t * rows * ACROSS + packet - owner * rows * ACROSS
         there = boxes.pick(peers, (owner + (N - 1) - me) % N, N)
-        push(there + (at + me * slot) + place.to(tl.int64) * 16, raw, mask, flags, ENC)
+        place = ((row - owner * rows).to(tl.int64) * n + j) // EACH * 16
+        push(there + (at + me * slot) + place, raw, mask, flags, ENC)
     else:
-        place = (t * rows * ACROSS + packet).to(tl.int64) * 16 + (at + me * slot)
+        place = (row.to(tl.int64) * n + j) // EACH * 16 + (at + me * slot)
         for i in tl.static_range(N):
             push(peers[i] + place, raw, mask, flags, ENC)
 
 
 @triton.jit
-def _packets_of(t, s, rows, end, column, n, C: tl.constexpr, BN: tl.constexpr, DT: tl.constexpr):
-    """Return bytes and mask of C packets of `rows` rows of tile t, and row, column and mask of their elements.
+def _store(out, values, row, column, mask, down, right, ALIGNED: tl.constexpr):
+    target = parts.wide(out, ALIGNED) + (row.to(tl.int64) * down + column.to(tl.int64) * right)
+    tl.store(target, values.to(out.dtype.element_ty), mask=mask)
 
-    There are rows up to `end`, within the tile's, and columns up to n.
+
+@triton.jit
+def _receive(
+    out, bias, peers, at, slot, me, mark, m, n, rows, out_down, out_right, bias_step, timeout_ns, status, rank,
+    N: tl.constexpr, FORM: tl.constexpr, DIM: tl.constexpr, DT: tl.constexpr, BIAS: tl.constexpr,
+    ALIGNED: tl.constexpr, PROGRAMS: tl.constexpr, C: tl.constexpr
+):  # fmt: skip
+    """Store what members have sent, or the sums; with FORM "two" send the sums to all, and store what comes then.
+
+    Programs take their packets in turn, whoever has computed them.
     """
     EACH: tl.constexpr = 128 // DT.primitive_bitwidth
-    ACROSS: tl.constexpr = BN // EACH
-    packet, element = s + tl.arange(0, C), s * EACH + tl.arange(0, C * EACH)
-    mask = (packet // ACROSS < end) & (column + packet % ACROSS * EACH < n)
-    row, j = element // BN, column + element % BN
-    return (t * rows * ACROSS + packet).to(tl.int64) * 16, mask.to(tl.int32), row, j, (row < end) & (j < n)
+    begin, step = tl.program_id(0) * C, PROGRAMS * C
+    before = me * 0  # rows before those that this rank owns
+    owned = rows
+    if FORM == "two" or FORM == "rows":
+        before = me * rows
+        owned = tl.minimum(tl.maximum(m - before, 0), rows)
+    own = peers[N - 1] + at
+    for s in range(begin, owned * (n // EACH), step):
+        packet, element = s + tl.arange(0, C), s * EACH + tl.arange(0, C * EACH)
+        mask = (packet < owned * (n // EACH)).to(tl.int32)
+        is_there = element < owned * n
+        row, column = element // n, element % n
+        place = packet.to(tl.int64) * 16
+        came = poll(own + place, slot, mark, mask, mask * 0, timeout_ns, status, rank, N, ENC, 0)
+        acc = tl.zeros((C * EACH,), tl.float32)
+        for i in tl.static_range(N):
+            values = elements_of(_packet(came, i), DT, C * EACH)
+            if FORM == "all":
+                down, right = (i * m, 0) if DIM == 0 else (0, i * n)
+                _store(out, values, row + down, column + right, is_there, out_down, out_right, ALIGNED)
+            else:
+                acc += values.to(tl.float32)
+        if FORM != "all":
+            if BIAS == "columns":
+                acc += tl.load(bias + column.to(tl.int64) * bias_step, mask=is_there, other=0.0).to(tl.float32)
+            elif BIAS == "rows":
+                of_row = row if FORM == "rows" else before + row
+                acc += tl.load(bias + of_row.to(tl.int64) * bias_step, mask=is_there, other=0.0).to(tl.float32)
+            if FORM == "two":
+                raw = encode(words_of(acc.to(DT), C), mark, mask * 0, ENC)
+                for i in tl.static_range(N):
+                    push(peers[i] + (at + (N + me) * slot) + place, raw, mask, mask * 0, ENC)
+            else:
+                _store(out, acc, row, column, is_there, out_down, out_right, ALIGNED)
+        clear(own + place, slot, mask, N)
+    if FORM == "two":
+        for i in tl.static_range(N):  # a report names the sender, which is a constant of the assembly
+            total = tl.minimum(tl.maximum(m - i * rows, 0), rows) * (n // EACH)
+            for s in range(begin, total, step):
+                packet, element = s + tl.arange(0, C), s * EACH + tl.arange(0, C * EACH)
+                mask = (packet < total).to(tl.int32)
+                mine = own + (N + i) * slot + packet.to(tl.int64) * 16
+                came = poll(mine, slot, mark, mask, mask * 0, timeout_ns, status, rank, 1, ENC, 0, i)
+                values, is_there = elements_of(came, DT, C * EACH), element < total * EACH
+                _store(out, values, i * rows + element // n, element % n, is_there, out_down, out_right, ALIGNED)
+                clear(mine, slot, mask, 1)
 
 
 _RUNTIME = (*parts.RUNTIME, "rows", "slot", "kind", "box", "half")
@@ -129,12 +180,12 @@ _RUNTIME = (*parts.RUNTIME, "rows", "slot", "kind", "box", "half")
 @triton.jit(do_not_specialize=_RUNTIME, do_not_specialize_on_alignment=parts.PER_CALL)
 def packet_product(
     out, a, b, bias, counters, peers, partial, words, gathered, me, rank, kind, m, n, k, rows, inner, span, a_down,
-    a_right, b_down, b_right, out_down, out_right, bias_step, tiles_n, slot, box, half, timeout_ns, status, a_scales,
-    b_scales, a_scale_down, a_scale_right, b_scale_down, b_scale_right,
+    a_right, b_down, b_right, out_down, out_right, bias_step, tiles_m, tiles_n, slot, box, half, timeout_ns, status,
+    a_scales, b_scales, a_scale_down, a_scale_right, b_scale_down, b_scale_right,
     N: tl.constexpr, FORM: tl.constexpr, DIM: tl.constexpr, DT: tl.constexpr, BIAS: tl.constexpr,
     A_ALIGNED: tl.constexpr, B_ALIGNED: tl.constexpr, OUT_ALIGNED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr, A_CACHE: tl.constexpr, B_CACHE: tl.constexpr,
-    STAGES: tl.constexpr, SCALES: tl.constexpr, SPLITS: tl.constexpr, TURNED: tl.constexpr,
+    BK: tl.constexpr, GROUP: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr, A_CACHE: tl.constexpr,
+    B_CACHE: tl.constexpr, STAGES: tl.constexpr, SCALES: tl.constexpr, SPLITS: tl.constexpr, TURNED: tl.constexpr,
     PROGRAMS: tl.constexpr, C: tl.constexpr, LOOKS: tl.constexpr
 ):  # fmt: skip
     """Multiply, and exchange tiles or A.  All programs have to be there at the same time.
@@ -179,20 +230,23 @@ def packet_product(
     if SCALES == "blocks":
         a_scales += first // _SCALED_BLOCK * a_scale_right
         b_scales += first // _SCALED_BLOCK * b_scale_down
-    for t in range(group, tiles_n, groups):
-        column = t * BN
+    for t in range(group, tiles_m * tiles_n, groups):
+        down, right = parts.place(t, tiles_m, tiles_n, GROUP)
+        row, column = down * BM, right * BN
         ROWS: tl.constexpr = BN if TURNED else BM
         acc = tl.zeros((ROWS, BM + BN - ROWS), tl.float32)
         acc = parts.add_product(
             acc, left + tl.cast(first, tl.int64) * (1 if FORM == "a" else a_right),
-            parts.wide(b, B_ALIGNED) + tl.cast(first, tl.int64) * b_down, 0, column, m, n, end - first,
+            parts.wide(b, B_ALIGNED) + tl.cast(first, tl.int64) * b_down, row, column, m, n, end - first,
             left_down, 1 if FORM == "a" else a_right, b_down, b_right, a_scales, b_scales, a_scale_down, a_scale_right,
             b_scale_down, b_scale_right, BM, BN, BK, EVEN_K, PRECISION, A_CACHE, B_CACHE, STAGES, SCALES, TURNED
         )  # fmt: skip
         lanes = tl.arange(0, ROWS)[:, None] * (BM + BN - ROWS) + tl.arange(0, BM + BN - ROWS)[None, :]
         if SPLITS > 1:
+            apart = tl.cast(tiles_m * tiles_n, tl.int64) * (BM * BN)
+            place = partial + tl.cast(t, tl.int64) * (BM * BN) + lanes
             if split > 0:
-                tl.store(partial + (tl.cast(split - 1, tl.int64) * tiles_n + t) * (BM * BN) + lanes, acc)
+                tl.store(place + (split - 1) * apart, acc)
                 publish(tile_words + (t * SPLITS + split), epoch + 1, "gpu")
             else:
                 for i in tl.static_range(1, SPLITS):
@@ -200,98 +254,44 @@ def packet_product(
                         tile_words + (t * SPLITS + i), epoch + 1, "eq", "acquire", "gpu", timeout_ns,
                         tl.cast(status, tl.int64), rank
                     )  # fmt: skip
-                    acc += tl.load(partial + (tl.cast(i - 1, tl.int64) * tiles_n + t) * (BM * BN) + lanes)
+                    acc += tl.load(place + (i - 1) * apart)
         if split == 0:
             tile = acc.trans() if TURNED else acc
             if FORM == "a" or FORM == "all":  # a member's bias is that of its product
-                tile = parts.with_bias(tile, bias, 0, column, m, n, bias_step, BIAS, BM, BN)
+                tile = parts.with_bias(tile, bias, row, column, m, n, bias_step, BIAS, BM, BN)
             if FORM == "a":
-                parts.store_tile(parts.wide(out, OUT_ALIGNED), tile, 0, column, m, n, out_down, out_right, BM, BN)
+                parts.store_tile(parts.wide(out, OUT_ALIGNED), tile, row, column, m, n, out_down, out_right, BM, BN)
             else:
                 _send_tile(
-                    tile, t, peers, at, slot, me, mark, m, n, rows, column, N, DT, FORM == "rows" or FORM == "two",
+                    tile, peers, at, slot, me, mark, m, n, rows, row, column, N, DT, FORM == "rows" or FORM == "two",
                     BM, BN
                 )  # fmt: skip
     if FORM != "a":  # only now: nothing waits for the epoch before
         claimed = boxes.advance(found, counters, epoch, 1, kind, peers, me, status, rank, N)
-        if split == 0:
-            SUMS: tl.constexpr = FORM == "two"
-            EACH: tl.constexpr = 128 // DT.primitive_bitwidth
-            before = 0  # rows before those that this rank owns
-            owned = rows
-            if FORM == "two" or FORM == "rows":
-                before = me * rows
-                owned = tl.minimum(tl.maximum(m - before, 0), rows)
-            total = owned * (BN // EACH)
-            for t in range(group, tiles_n, groups):
-                column = t * BN
-                for s in range(0, total, C):
-                    place, mask, row, j, is_there = _packets_of(t, s, rows, owned, column, n, C, BN, DT)
-                    flags = mask * 0
-                    mine = peers[N - 1] + at + place
-                    came = poll(mine, slot, mark, mask, flags, timeout_ns, status, rank, N, ENC, 0)
-                    acc = tl.zeros((C * EACH,), tl.float32)
-                    for i in tl.static_range(N):
-                        values = elements_of(_packet(came, i), DT, C * EACH)
-                        if FORM == "all":
-                            there = row.to(tl.int64) * out_down + j * out_right
-                            there += tl.cast(i, tl.int64) * (m * out_down if DIM == 0 else n * out_right)
-                            tl.store(parts.wide(out, OUT_ALIGNED) + there, values, mask=is_there)
-                        else:
-                            acc += values.to(tl.float32)
-                    if FORM != "all":
-                        if BIAS == "columns":
-                            acc += tl.load(bias + j.to(tl.int64) * bias_step, mask=is_there, other=0.0).to(tl.float32)
-                        elif BIAS == "rows":
-                            of_row = (row if FORM == "rows" else before + row).to(tl.int64) * bias_step
-                            acc += tl.load(bias + of_row, mask=is_there, other=0.0).to(tl.float32)
-                        if SUMS:
-                            raw = encode(words_of(acc.to(DT), C), mark, flags, ENC)
-                            for i in tl.static_range(N):
-                                push(peers[i] + (at + (N + me) * slot) + place, raw, mask, flags, ENC)
-                        else:
-                            there = row.to(tl.int64) * out_down + j * out_right
-                            tl.store(parts.wide(out, OUT_ALIGNED) + there, acc.to(DT), mask=is_there)
-                    clear(mine, slot, mask, N)
-            if SUMS:
-                for t in range(group, tiles_n, groups):
-                    column = t * BN
-                    for i in tl.static_range(N):  # a report names the sender, which is a constant of the assembly
-                        owned = tl.minimum(tl.maximum(m - i * rows, 0), rows)
-                        for s in range(0, owned * (BN // EACH), C):
-                            place, mask, row, j, is_there = _packets_of(t, s, rows, owned, column, n, C, BN, DT)
-                            mine = peers[N - 1] + (at + (N + i) * slot) + place
-                            came = poll(mine, slot, mark, mask, mask * 0, timeout_ns, status, rank, 1, ENC, 0, i)
-                            there = (i * rows + row).to(tl.int64) * out_down + j * out_right
-                            values = elements_of(came, DT, C * EACH)
-                            tl.store(parts.wide(out, OUT_ALIGNED) + there, values, mask=is_there)
-                            clear(mine, slot, mask, 1)
+        _receive(
+            out, bias, peers, at, slot, me, mark, m, n, rows, out_down, out_right, bias_step, timeout_ns, status, rank,
+            N, FORM, DIM, DT, BIAS, OUT_ALIGNED, PROGRAMS, C
+        )  # fmt: skip
     boxes.end(counters, epoch + 1)
     boxes.confirm(counters, claimed, epoch, me, status, rank)
 
 
-_MOST_ROWS, _MOST_SPLITS = 128, 8
+_MOST_ROWS, _FEW_ROWS, _MOST_SPLITS = 1024, 128, 8
 _SHARED_NBYTES = {"sm_90": 200_000, "sm_100": 200_000, "": 96_000}  # of a program, for its stages
 _MANY = 8192  # elements of a tile from which on 8 warps are faster than 4 (H200)
 _HELD = 16  # packets that a thread receives at a time, of all members
 _HOP_S, _WIRE = 1.0e-6, 3.4e11  # of the model: seconds, and bytes per second
-_SUMMED = "matmul_all_reduce", "matmul_reduce_scatter"
 
 
 class PacketProduct(Fused):
-    """`packets`: one tile holds all rows."""
+    """`packets`."""
 
     deterministic = True
     devices: tuple[DeviceType, ...] = (DeviceType.CUDA,)  # tests of the protocol emulate the assembly on others
     uses = (
-        "block_size_n",
-        "block_size_k",
-        "num_sms",
-        "cache_modifier_a",
-        "cache_modifier_b",
-        "num_warps",
+        "block_size_n", "block_size_k", "group_size_m", "num_sms", "cache_modifier_a", "cache_modifier_b", "num_warps",
         "num_stages",
-    )
+    )  # fmt: skip
     serves: ClassVar[dict[str, Any]] = {"layout": "torch"}
 
     def _problem(self, request: FusedRequest) -> str:
@@ -324,8 +324,9 @@ class PacketProduct(Fused):
         return "two" if saved > _HOP_S * _WIRE else "sum"
 
     def cost(self, request: FusedRequest) -> float:
-        """Estimate seconds: as a library's product, then what goes over the links."""
-        return product_s(request) + moving_s(request) + fixed_s(request, launches=1, barriers=0)
+        """Estimate seconds: the product, of few rows as a library's, then what goes over the links."""
+        efficiency = None if request.m <= _FEW_ROWS else self.efficiency.get(request.target.arch, self.efficiency[""])
+        return product_s(request, efficiency) + moving_s(request) + fixed_s(request, launches=1, barriers=0)
 
     def _offered(self, request: FusedRequest) -> list[dict[str, Any]]:
         """Fields of configs: tiles of more or fewer columns."""
@@ -335,15 +336,16 @@ class PacketProduct(Fused):
         """Return the tiles for `most` programs at most, of which SPLITS share one."""
         config, item = request.options["config"], getattr(torch, request.dtype).itemsize
         on_cpu = request.target.type is DeviceType.CPU
-        rows = max(16, triton.next_power_of_2(request.m))
-        columns = config.get("block_size_n", 64 if request.n <= 64 * most else 128)
+        rows = max(16, min(_FEW_ROWS, triton.next_power_of_2(request.m)))
+        tiles_m = -(-request.m // rows)
+        columns = config.get("block_size_n", 64 if tiles_m * -(-request.n // 64) <= most else 128)
         deep = config.get("block_size_k", (256 if rows <= 64 and columns <= 64 else 128) // item)
         if request.scales == "blocks":
             deep = min(deep, SCALED_BLOCK)
         stage = (rows + columns) * deep * item
         shared = _SHARED_NBYTES.get(request.target.arch, _SHARED_NBYTES[""])
         stages = config.get("num_stages", max(2, min(6, shared // stage)))
-        tiles, unit = -(-request.n // columns), max(deep, SCALED_BLOCK if request.scales == "blocks" else 1)
+        tiles, unit = tiles_m * -(-request.n // columns), max(deep, SCALED_BLOCK if request.scales == "blocks" else 1)
         splits = max(1, min(most // tiles, _MOST_SPLITS, request.k // (4 * unit)))
         span = -(-request.k // (splits * unit)) * unit
         splits = -(-request.k // span)
@@ -353,7 +355,7 @@ class PacketProduct(Fused):
             "PRECISION": "tf32" if request.options["tf32"] and not on_cpu else "ieee",
             "A_CACHE": config.get("cache_modifier_a", ""), "B_CACHE": config.get("cache_modifier_b", ""),
             "SPLITS": splits, "TURNED": request.scales == "none" and columns >= 64, "PROGRAMS": groups * splits,
-            "span": span,
+            "GROUP": config.get("group_size_m", 8), "span": span,
         }  # fmt: skip
         warps = config.get("num_warps", 8 if rows * columns >= _MANY else 4)
         return Tiling(rows, columns, constants, {} if on_cpu else {"num_warps": warps})
@@ -370,26 +372,26 @@ class PacketProduct(Fused):
         rows, width = self._sent(request)
         if form == "two":
             rows = -(-request.m // size)
-        tiles_n = -(-request.n // tiles.block_n)
-        packets = rows * width // each if form == "a" else tiles_n * rows * (tiles.block_n // each)
+        packets = rows * width // each
         hops = 2 if form == "two" else 1
         least = 32 * warps  # of what is received at a time: no two threads hold the same packet
-        share = -(-packets // programs) if form == "a" else rows * tiles.block_n // each
+        share = -(-packets // programs)
         most_each = 1 << (_HELD // size).bit_length() - 1  # size is at most 8
         here = max(least, min(least * most_each, triton.next_power_of_2(share)))
         mailbox = boxes.mailbox_for(team, "sentinel", packets, hops * size, 1)
         if mailbox.pieces > 1:
-            raise UnsupportedError(f"{self.name!r} needs a workspace that holds all tiles: see IRIS_CCL_WORKSPACE")
-        words = lasting(lambda: torch.zeros(programs + tiles_n * splits, dtype=torch.int32, device=team.device))
+            raise UnsupportedError(f"{self.name!r} needs a workspace that holds all rows: see IRIS_CCL_WORKSPACE")
+        arguments = arguments_of(request, tiles, request.m, request.out_stride)
+        every = arguments["tiles_m"] * arguments["tiles_n"]
+        words = lasting(lambda: torch.zeros(programs + every * splits, dtype=torch.int32, device=team.device))
         if words.is_cuda:
             torch.cuda.current_stream(words.device).synchronize()  # it may first be used on another stream
         partial = gathered = None
         if splits > 1:
-            nbytes = 4 * (splits - 1) * tiles_n * tiles.block_m * tiles.block_n
+            nbytes = 4 * (splits - 1) * every * tiles.block_m * tiles.block_n
             partial = host.scratch(nbytes, "parts of sums")[:nbytes].view(torch.float32)
         if form == "a":
             gathered = host.scratch(size * packets * boxes.PACKET, "gathered").view(getattr(torch, dtype))
-        arguments = arguments_of(request, tiles, request.m, request.out_stride)
         arguments |= {
             "peers": tuple(team.base_ptrs[(team.rank + 1 + i) % size] for i in range(size)),
             "counters": mailbox.counters, "box": mailbox.offset_bytes, "half": mailbox.half_nbytes,
