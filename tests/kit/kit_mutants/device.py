@@ -22,14 +22,14 @@ from iris_triton._compat import aggregate
 from iris_triton.context import DeviceContext
 
 
-@triton.jit
+@triton.jit  # the remote rank first
 def load_swapped(
     pointer, from_rank, to_rank, heap_bases, mask=None, other=None, cache_modifier=None, volatile=False, hint=None
 ):
     return language.load(pointer, to_rank, from_rank, heap_bases, mask, other, cache_modifier, volatile, hint)
 
 
-@triton.jit
+@triton.jit  # a value that has to be given
 def wait_demanding(pointer, value, cmp: tl.constexpr, timeout_ns):
     return language.wait(pointer, value, cmp, timeout_ns=timeout_ns)
 
@@ -162,6 +162,10 @@ for _names, _text in (
     for _name in _names:
         setattr(MuteContext, _name, _method)
 
+FUNCTIONS |= {
+    "swapped-ranks": {"load": load_swapped, "wait": wait_demanding},
+    "swapped-method": {"DeviceContext": OtherContext}, "mute-methods": {"DeviceContext": MuteContext},
+}  # fmt: skip
 FAMILIES = {**{kind: set(names) for kind, names in WRONG.items()}, "mute-methods": set(NAMES)}
 """Which functions, or methods, are wrong."""
 FAMILIES["near"].add("barrier")  # its test stores

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 
 from iris_allocators.settings import VmemSettings
 from iris_core.diagnosis import Finding, Verdict
@@ -11,10 +10,12 @@ from iris_core.hooks import hookimpl
 from iris_core.settings import PluginSettings
 from iris_core.types import Availability, Capability, DeviceType, PluginInfo, PluginKind
 from iris_triton.settings import TritonSettings
-from kit_mutants import killers
+from kit_mutants import mutants, mutated
 
 _REMOTE = frozenset({Capability.REMOTE_LOAD_STORE, Capability.REMOTE_ATOMICS})
 RIGHT_ALLOCATOR = "iris_allocators.host:HostAllocator"
+RIGHT_GROWING = "iris_allocators.vmem.allocator:VmemAllocator"
+RIGHT_BACKEND = "iris_triton.backend:TritonBackend"
 
 
 class Settings(PluginSettings):
@@ -25,11 +26,11 @@ class Settings(PluginSettings):
 
 
 class Plugin:
-    """Creates `factory` ("module:class"), which is imported only then, and gives it its own description."""
+    """Creates `factory` ("module:class") with the edits of a mutant, imported only then, with its own description."""
 
     settings = Settings
 
-    def __init__(self, kind, name, factory):
+    def __init__(self, kind, name, factory, edits=()):
         if kind is PluginKind.BACKEND:
             self.settings = TritonSettings
         devices = set(DeviceType) if kind is PluginKind.BACKEND else {DeviceType.CPU}
@@ -37,7 +38,7 @@ class Plugin:
             {"provides": _REMOTE | {Capability.DECOMMIT}} if kind is PluginKind.ALLOCATOR else {"requires": _REMOTE}
         )
         self.info = PluginInfo(name=name, kind=kind, summary="wrong on purpose", devices=frozenset(devices), **relation)
-        self.factory = factory
+        self.factory, self.edits = factory, edits
 
     @hookimpl
     def iris_plugin_info(self):
@@ -53,10 +54,8 @@ class Plugin:
 
     @hookimpl
     def iris_plugin_create(self, request):
-        module, _, name = self.factory.partition(":")
-        cls = getattr(importlib.import_module(module), name)
-        # a class of its own, so that mutants of one class do not share what they say of themselves
-        return type(name, (cls,), {"info": property(lambda _: self.info)})(request)
+        # a class of its own, so that plugins of one class do not share what they say of themselves
+        return type("Created", (mutated(self.factory, self.edits),), {"info": property(lambda _: self.info)})(request)
 
 
 class RequiredSettings(PluginSettings):
@@ -76,32 +75,37 @@ def hooked(name, hook):
     return type("Hooked", (Plugin,), {f"iris_plugin_{name}": hookimpl(hook)})
 
 
-def _plugins(kind, module, names, prefix=""):
-    """Plugins for classes that are called as the plugins, in another spelling."""
-    classes = {name: name.replace("-", " ").title().replace(" ", "") for name in names}
-    made = {prefix + name: f"kit_mutants.{module}:{each}" for name, each in classes.items()}
-    return {name: Plugin(kind, name, factory) for name, factory in made.items()}
+def _mutants(kind, factory, table, always=()):
+    return {name: Plugin(kind, name, factory, (*always, *edits)) for name, (_, *edits) in table.items()}
 
 
-ALLOCATORS = {"right-allocator": Plugin(PluginKind.ALLOCATOR, "right-allocator", RIGHT_ALLOCATOR)}
-ALLOCATORS |= _plugins(PluginKind.ALLOCATOR, "allocators", killers.ALLOCATORS)
+ALLOCATORS = _mutants(PluginKind.ALLOCATOR, RIGHT_ALLOCATOR, {"right-allocator": ("",)} | mutants.ALLOCATORS)
 _undeclared = ALLOCATORS["undeclared-capability"]
 _undeclared.info = dataclasses.replace(_undeclared.info, provides=_REMOTE)
 
-GROWING = _plugins(PluginKind.ALLOCATOR, "growing", ["right-growing", *killers.GROWING])
+GROWING = {"right-growing": ("",)} | mutants.GROWING
+GROWING = _mutants(PluginKind.ALLOCATOR, RIGHT_GROWING, GROWING, mutants.ON_FAKE)
 for _plugin in GROWING.values():
     _plugin.settings = VmemSettings
     _more = {Capability.GROWTH, Capability.DECOMMIT, Capability.IMPORT_TENSOR}
     _plugin.info = dataclasses.replace(_plugin.info, provides=_REMOTE | _more)
 
-BACKENDS = {"right-backend": Plugin(PluginKind.BACKEND, "right-backend", "iris_triton.backend:TritonBackend")}
-BACKENDS |= _plugins(PluginKind.BACKEND, "backends", killers.BACKENDS)
-OPTIONAL = _plugins(PluginKind.BACKEND, "backends", killers.OPTIONAL)
-FAMILIES = _plugins(PluginKind.BACKEND, "backends", killers.FAMILIES)
+BACKENDS = _mutants(PluginKind.BACKEND, RIGHT_BACKEND, {"right-backend": ("",)} | mutants.BACKENDS)
+OPTIONAL = _mutants(PluginKind.BACKEND, RIGHT_BACKEND, mutants.OPTIONAL)
+FAMILIES = _mutants(PluginKind.BACKEND, RIGHT_BACKEND, mutants.FAMILIES)
 
-_OPS = "all-reduce all-gather reduce-scatter all-to-all broadcast reduce gather scatter push"
-RIGHT_COLLECTIVES = _plugins(PluginKind.COLLECTIVE, "reference", _OPS.split(), "right-")
-COLLECTIVES = RIGHT_COLLECTIVES | _plugins(PluginKind.COLLECTIVE, "collectives", killers.COLLECTIVES)
+_CLASSES_OF_CALLS = "AllReduce AllGather ReduceScatter AllToAll Broadcast Reduce Gather Scatter Push"
+
+
+def _collective(name, of, edits=()):
+    return Plugin(PluginKind.COLLECTIVE, name, f"kit_mutants.reference:{of}", edits)
+
+
+RIGHT_COLLECTIVES = {f"right-{each}": _collective(f"right-{each}", each) for each in _CLASSES_OF_CALLS.split()}
+COLLECTIVES = RIGHT_COLLECTIVES | {
+    name: _collective(name, mutants.CLASSES.get(name, "AllReduce"), tuple(edits))
+    for name, (_, *edits) in mutants.COLLECTIVES.items()
+}
 
 _CLASSES = {
     "no-reason": hooked("probe", lambda self, target: Availability(ok=target.type is DeviceType.CPU)),
@@ -111,7 +115,7 @@ _CLASSES = {
 }
 PLUGINS = {
     name: _CLASSES.get(name, Plugin)(PluginKind.ALLOCATOR, name, RIGHT_ALLOCATOR)
-    for name in killers.PLUGINS
+    for name in mutants.PLUGINS
     if name != "heavy"
 }
 PLUGINS["required-settings"].settings = RequiredSettings
