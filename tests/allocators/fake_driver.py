@@ -106,7 +106,6 @@ class FakeIpc(Faulty):
         self.opened[base_ptr] -= 1
 
     def counts(self):
-        """Handles that are open."""
         return (self.opened.total(),)
 
 

@@ -85,7 +85,6 @@ def connect(allocator, nodes):
 
 @pytest.fixture
 def library(tmp_path):
-    """Where NCCL would be, with its device functions."""
     (tmp_path / "libnccl_device.bc").write_bytes(b"BC")
     return tmp_path / "libnccl.so.2"
 

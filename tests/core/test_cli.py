@@ -29,7 +29,6 @@ pytestmark = pytest.mark.usefixtures("fresh_registry")
 
 
 def run(capsys, *arguments):
-    """Status, standard output and standard error of one command line."""
     status = main(list(arguments))
     captured = capsys.readouterr()
     return status, captured.out, captured.err

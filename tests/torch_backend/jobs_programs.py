@@ -27,7 +27,6 @@ def mesh_of(backend, device, program):
 
 
 def trained(net, device, part=lambda x: x):
-    """Losses, gradients and parameters of a few steps."""
     found = []
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     for step in range(5):

@@ -35,7 +35,6 @@ def _run(ctx, tracing, programs, x, y, word):
 
 
 def events(device):
-    """What kernels record, and when."""
     with Iris("4MiB", device=device) as ctx:
         launch, (x, y, word) = _launch(ctx)
         launch()

@@ -140,8 +140,6 @@ FUNCTIONS = {
 
 @aggregate
 class MuteContext:
-    """A DeviceContext whose methods do nothing."""
-
     context: tl.tensor
 
     @triton.constexpr_function
