@@ -5,6 +5,7 @@ mutant may fail further tests, but skips none on ranks of the CPU that the right
 tests that are about their mistakes and a few others, which they pass; without --exhaustive, every second mutant.
 """
 
+import collections
 import os
 import pathlib
 import re
@@ -23,7 +24,7 @@ STACKS = {"crossed-stack": ("world_device_barrier_of_the_host[host]",), **mutant
 DEVICE, COLLECTIVES, PLUGINS = mutants.FAMILIES, mutants.COLLECTIVES, mutants.PLUGINS
 OF_CALLS = {name: killers for name, killers in COLLECTIVES.items() if killers[0].startswith("world_calls")}
 OTHERS = {name: killers for name, killers in COLLECTIVES.items() if name not in OF_CALLS}
-RIGHT_OPS = plugins.RIGHT_COLLECTIVES.keys() - {"right-AllReduce"}
+RIGHT_OPS = {name for name in plugins.COLLECTIVES if name.startswith("right-")} - {"right-AllReduce"}
 PARTS = {
     "allocators": ({**mutants.ALLOCATORS, **mutants.GROWING, **PLUGINS}, {"right-allocator", "right-growing"}),
     "backends": (mutants.BACKENDS, {"right-backend"}),
@@ -41,10 +42,9 @@ MAY_SKIP |= dict.fromkeys(COLLECTIVES, _OF_ALL)  # that give every rank somethin
 def reports(tmp_path):
     """Returns a function (names of plugins): the outcome by plugin and test."""
     site = tmp_path / "site"
-    points = {
-        kind.group: {name: f"kit_mutants.plugins:{plugins.attribute(kind, name)}" for name in named}
-        for kind, named in plugins.KINDS.items()
-    }
+    points = collections.defaultdict(dict)
+    for name, plugin in plugins.ALL.items():
+        points[plugin.info.kind.group][name] = f"kit_mutants.plugins:{name.replace('-', '_')}"
     points["iris.allocators"]["heavy"] = "kit_mutants.heavy:plugin"
     install_distribution(site, "iris-kit-mutants", entry_points=points)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")

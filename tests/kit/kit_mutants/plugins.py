@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 
 from iris_allocators.settings import VmemSettings
 from iris_core.diagnosis import Finding, Verdict
@@ -28,16 +28,14 @@ class Settings(PluginSettings):
 class Plugin:
     """Creates `factory` ("module:class") with the edits of a mutant, imported only then, with its own description."""
 
-    settings = Settings
-
-    def __init__(self, kind, name, factory, edits=()):
-        if kind is PluginKind.BACKEND:
-            self.settings = TritonSettings
+    def __init__(self, kind, name, factory=RIGHT_ALLOCATOR, edits=(), settings=None, **changes):
+        self.settings = settings or (TritonSettings if kind is PluginKind.BACKEND else Settings)
         devices = set(DeviceType) if kind is PluginKind.BACKEND else {DeviceType.CPU}
         relation = (
             {"provides": _REMOTE | {Capability.DECOMMIT}} if kind is PluginKind.ALLOCATOR else {"requires": _REMOTE}
         )
-        self.info = PluginInfo(name=name, kind=kind, summary="wrong on purpose", devices=frozenset(devices), **relation)
+        about = {"summary": "wrong on purpose", "devices": frozenset(devices), **relation, **changes}
+        self.info = PluginInfo(name=name, kind=kind, **about)
         self.factory, self.edits = factory, edits
 
     @hookimpl
@@ -71,68 +69,43 @@ class UndescribedSettings(PluginSettings):
     undescribed: int = 1
 
 
-def hooked(name, hook):
-    return type("Hooked", (Plugin,), {f"iris_plugin_{name}": hookimpl(hook)})
+def _mutants(kind, factory, table, always=(), **changes):
+    return {name: Plugin(kind, name, factory, (*always, *edits), **changes) for name, (_, *edits) in table.items()}
 
 
-def _mutants(kind, factory, table, always=()):
-    return {name: Plugin(kind, name, factory, (*always, *edits)) for name, (_, *edits) in table.items()}
+def _hooked(name, hook, function):
+    return type("Hooked", (Plugin,), {f"iris_plugin_{hook}": hookimpl(function)})(PluginKind.ALLOCATOR, name)
 
 
+_ALLOCATOR = functools.partial(Plugin, PluginKind.ALLOCATOR)
 ALLOCATORS = _mutants(PluginKind.ALLOCATOR, RIGHT_ALLOCATOR, {"right-allocator": ("",)} | mutants.ALLOCATORS)
-_undeclared = ALLOCATORS["undeclared-capability"]
-_undeclared.info = dataclasses.replace(_undeclared.info, provides=_REMOTE)
-
-GROWING = {"right-growing": ("",)} | mutants.GROWING
-GROWING = _mutants(PluginKind.ALLOCATOR, RIGHT_GROWING, GROWING, mutants.ON_FAKE)
-for _plugin in GROWING.values():
-    _plugin.settings = VmemSettings
-    _more = {Capability.GROWTH, Capability.DECOMMIT, Capability.IMPORT_TENSOR}
-    _plugin.info = dataclasses.replace(_plugin.info, provides=_REMOTE | _more)
-
+ALLOCATORS["undeclared-capability"] = _ALLOCATOR("undeclared-capability", provides=_REMOTE)
+GROWING = _mutants(
+    PluginKind.ALLOCATOR, RIGHT_GROWING, {"right-growing": ("",)} | mutants.GROWING, mutants.ON_FAKE,
+    settings=VmemSettings, provides=_REMOTE | {Capability.GROWTH, Capability.DECOMMIT, Capability.IMPORT_TENSOR},
+)  # fmt: skip
 BACKENDS = _mutants(PluginKind.BACKEND, RIGHT_BACKEND, {"right-backend": ("",)} | mutants.BACKENDS)
 OPTIONAL = _mutants(PluginKind.BACKEND, RIGHT_BACKEND, mutants.OPTIONAL)
 FAMILIES = _mutants(PluginKind.BACKEND, RIGHT_BACKEND, mutants.FAMILIES)
 
-_CLASSES_OF_CALLS = "AllReduce AllGather ReduceScatter AllToAll Broadcast Reduce Gather Scatter Push"
-
-
-def _collective(name, of, edits=()):
-    return Plugin(PluginKind.COLLECTIVE, name, f"kit_mutants.reference:{of}", edits)
-
-
-RIGHT_COLLECTIVES = {f"right-{each}": _collective(f"right-{each}", each) for each in _CLASSES_OF_CALLS.split()}
-COLLECTIVES = RIGHT_COLLECTIVES | {
-    name: _collective(name, mutants.CLASSES.get(name, "AllReduce"), tuple(edits))
-    for name, (_, *edits) in mutants.COLLECTIVES.items()
-}
-
-_CLASSES = {
-    "no-reason": hooked("probe", lambda self, target: Availability(ok=target.type is DeviceType.CPU)),
-    "wrong-argument": hooked("probe", lambda self, device: Availability.yes()),
-    "raising-diagnosis": hooked("diagnose", lambda self, targets: 1 / 0),
-    "wordless-diagnosis": hooked("diagnose", lambda self: [Finding("the driver", Verdict.BROKEN, " ")]),
+_CLASSES = ["AllReduce", "AllGather", "ReduceScatter", "AllToAll", "Broadcast", "Reduce", "Gather", "Scatter", "Push"]
+_OF = {f"right-{each}": each for each in _CLASSES} | dict.fromkeys(mutants.COLLECTIVES, "AllReduce") | mutants.CLASSES
+COLLECTIVES = {
+    name: Plugin(PluginKind.COLLECTIVE, name, f"kit_mutants.reference:{of}", mutants.COLLECTIVES.get(name, ("",))[1:])
+    for name, of in _OF.items()
 }
 PLUGINS = {
-    name: _CLASSES.get(name, Plugin)(PluginKind.ALLOCATOR, name, RIGHT_ALLOCATOR)
-    for name in mutants.PLUGINS
-    if name != "heavy"
+    "required-settings": _ALLOCATOR("required-settings", settings=RequiredSettings),
+    "undescribed-settings": _ALLOCATOR("undescribed-settings", settings=UndescribedSettings),
+    "no-reason": _hooked("no-reason", "probe", lambda self, target: Availability(ok=target.type is DeviceType.CPU)),
+    "wrong-argument": _hooked("wrong-argument", "probe", lambda self, device: Availability.yes()),
+    "other-name": _ALLOCATOR("another-name"),
+    "no-summary": _ALLOCATOR("no-summary", summary=""),
+    "raising-diagnosis": _hooked("raising-diagnosis", "diagnose", lambda self, targets: 1 / 0),
+    "wordless-diagnosis": _hooked(
+        "wordless-diagnosis", "diagnose", lambda self: [Finding("the driver", Verdict.BROKEN, " ")]
+    ),
 }
-PLUGINS["required-settings"].settings = RequiredSettings
-PLUGINS["undescribed-settings"].settings = UndescribedSettings
-PLUGINS["other-name"].info = dataclasses.replace(PLUGINS["other-name"].info, name="another-name")
-PLUGINS["no-summary"].info = dataclasses.replace(PLUGINS["no-summary"].info, summary="")
 
-
-def attribute(kind, name):
-    """Name under which a plugin stands in this module, for its entry point."""
-    return f"{kind}_{name.replace('-', '_')}"
-
-
-KINDS = {
-    PluginKind.ALLOCATOR: ALLOCATORS | GROWING | PLUGINS,
-    PluginKind.BACKEND: BACKENDS | OPTIONAL | FAMILIES,
-    PluginKind.COLLECTIVE: COLLECTIVES,
-}
-for _kind, _named in KINDS.items():
-    globals().update({attribute(_kind, name): plugin for name, plugin in _named.items()})
+ALL = ALLOCATORS | GROWING | PLUGINS | BACKENDS | OPTIONAL | FAMILIES | COLLECTIVES
+globals().update({name.replace("-", "_"): plugin for name, plugin in ALL.items()})
