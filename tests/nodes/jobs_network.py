@@ -1,7 +1,6 @@
 """Rank jobs whose kernels put and signal to other nodes: emulated on CPU ranks, by NCCL on GPUs."""
 
 import random
-import time
 from functools import partial
 
 import torch
@@ -10,6 +9,7 @@ import triton.language as tl
 from jobs_common import refusal, unlike
 from jobs_nodes import divided  # noqa: F401 - for tests/multigpu
 from kernel_text import kernel_of
+from test_one_sided import rounds_of_puts
 
 import iris_triton as iris
 from iris_core import Iris
@@ -196,38 +196,8 @@ def without_network(allocator):
         return ctx.launch_options(), ctx.get_device_context().numel() - ctx.num_ranks
 
 
-def host_rounds(device, rounds, distance, delay=0.002):
-    """Each rank puts to the one at a distance and takes from it, with delays.
-
-    A box is filled again when its owner has added to the sender's `taken`; senders wait for that.
-    """
-    with opened(device, delay) as ctx:
-        me, world = ctx.cur_rank, ctx.num_ranks
-        after, before = (me + distance) % world, (me - distance) % world
-        box, source, own, copy = ctx.zeros(16, 6), ctx.zeros(16, 6), ctx.full((5,), float(me)), ctx.zeros(5)
-        arrived, taken = (ctx.zeros(1, dtype=torch.int64) for _ in range(2))
-        late = random.Random(me)
-        ctx.barrier()
-        for turn in range(1, rounds + 1):
-            ctx.signal_wait(taken, turn - 1)
-            time.sleep(late.random() * 0.01)
-            ctx.put(box[turn % 3 :], after, source.fill_(100.0 * turn + me)[turn % 3 :], signal=arrived, op="add")
-            source.fill_(-1.0)  # a put has read it
-            ctx.signal_wait(arrived, turn)
-            assert box[turn % 3 :].unique().tolist() == [100.0 * turn + before], turn
-            if turn % 2:
-                ctx.put(box[:0], before, signal=taken, op="add")  # nothing to copy
-            else:
-                ctx.signal(taken, before, 1, op="add")
-            assert ctx.get(own, after, copy.fill_(-1.0)) is copy
-            assert copy.unique().tolist() == [after], turn
-        ctx.signal_wait(taken, rounds)
-        ctx.put(box, after, source.fill_(-2.0 - me))  # without a signal, which comes by itself
-        ctx.signal(arrived, after, op="add")
-        ctx.signal_wait(arrived, rounds + 1)
-        assert box.unique().tolist() == [-2.0 - before]
-        ctx.barrier()
-    return []
+def host_rounds(device, rounds, distance):
+    rounds_of_puts(opened(device), rounds, distance, between_nodes=True)
 
 
 def host_refusals(allocator):
