@@ -113,11 +113,9 @@ def test_nodes_are_connected_for_kernels(library):
         network = connect(allocator, TWO_NODES)
         nccl.Communicator.init.assert_called_once_with(2, 0, UNIQUE_ID)
         joined.register_window.assert_called_once_with(allocator._memory, nccl.WindowFlag.COLL_SYMMETRIC)
-        assert network.version == (2, 32)
-        assert network.bitcode == str(library.with_name("libnccl_device.bc"))
+        assert (network.version, network.bitcode) == ((2, 32), str(library.with_name("libnccl_device.bc")))
         communicator, window = network.words
-        assert window == 77
-        assert ctypes.string_at(communicator, 248) == bytes(range(248))
+        assert (ctypes.string_at(communicator, 248), window) == (bytes(range(248)), 77)
         required = nccl.NCCLDevCommRequirements.call_args.kwargs
         assert required["gin_connection_type"] is nccl.NcclGinConnectionType.FULL
         assert not joined.abort.called
