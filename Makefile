@@ -98,13 +98,7 @@ docs: $(DOCS_STAMP)
 #   - else the environment of `make test`, which is made from the index; what $(PYTHON) lacks is named before.
 GPU_TIERS = --gpu-tiers="$(if $(TIERS),$(TIERS),all)" --gpu-report="$(GPU_REPORT)" $(PYTEST_ARGS)
 gpu-test:
-ifeq ($(JOBS),1)
-	@$(WITH_GPU_PYTHON) $$python -m pytest $(GPU_TIERS)
-else
-	@$(WITH_GPU_PYTHON) status=0; \
-	$$python -m pytest -n $(JOBS) --dist worksteal -m "not alone" $(GPU_TIERS) || status=$$?; \
-	$$python -m pytest -m alone --gpu-report-add $(GPU_TIERS) || status=$$?; exit $$status
-endif
+	@$(WITH_GPU_PYTHON) $$python -m pytest $(if $(filter-out 1,$(JOBS)),-n $(JOBS) --dist worksteal) $(GPU_TIERS)
 
 gpu-python:
 ifeq ($(VENV),)

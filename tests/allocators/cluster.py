@@ -96,7 +96,6 @@ class Made:
         return self._closing[-1]
 
     def cluster(self, world_size, kind=FakeVmm, opened=True, **options):
-        """Ranks whose heaps are open unless told otherwise."""
         cluster = Cluster([self.driver(kind) for _ in range(world_size)], **options)
         self._closing.append(cluster)
         if opened:
@@ -110,7 +109,6 @@ class Made:
 
     @staticmethod
     def descriptors():
-        """Descriptors of pretended memory that are open in this process."""
         return {each for each in oracle.open_descriptors() if "fake-vmm" in each}
 
     def finish(self):

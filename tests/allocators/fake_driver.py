@@ -9,11 +9,9 @@ import functools
 import itertools
 import math
 import os
-import struct
 import threading
 import time
 import types
-from collections import Counter
 from dataclasses import dataclass
 
 import torch
@@ -44,10 +42,8 @@ class Faulty:
     """Counts the calls of its public methods but those that are no driver's, and fails where a test wants it.
 
     Attributes:
-        calls: names of the calls so far.
         fail_at: the number of the call that fails, counted from 1; None for none.
         fail_next: by name, how many calls from now on the failing one comes; 1 is the next.
-        fail_with: code and name of the failure.
     """
 
     def __init_subclass__(cls):
@@ -83,31 +79,27 @@ class Faulty:
 class FakeIpc(Faulty):
     """Implements `IpcDriver`: a handle opens at the address that it stands for, because ranks are in one process."""
 
-    _HANDLE, _MAGIC = struct.Struct("<8sQ48x"), b"ipc-fake"
-
     def __init__(self):
         super().__init__()
-        self.opened = Counter()
+        self.opened = 0
 
     def address_range(self, ptr):
         return ORIGIN, 1 << 48
 
     def ipc_export(self, ptr):
-        return self._HANDLE.pack(self._MAGIC, ORIGIN)
+        return ORIGIN.to_bytes(64)
 
     def ipc_open(self, handle):
-        magic, origin = self._HANDLE.unpack(handle)
-        self._check(magic == self._MAGIC)
-        self.opened[origin] += 1
-        return int(origin)
+        self._check(handle == ORIGIN.to_bytes(64))
+        self.opened += 1
+        return ORIGIN
 
     def ipc_close(self, base_ptr):
-        self._check(self.opened[base_ptr] > 0)
-        self.opened[base_ptr] -= 1
+        self._check(base_ptr == ORIGIN and self.opened > 0)
+        self.opened -= 1
 
     def counts(self):
-        """Handles that are open."""
-        return (self.opened.total(),)
+        return (self.opened,)
 
 
 @dataclass
@@ -125,12 +117,8 @@ class FakeVmm(Faulty):
     """Implements `VmmDriver` on host memory.
 
     Attributes:
-        total: bytes of the pretended device.
-        exportable: whether memory can be exported.
         takes_any_size: whether HIP's call for access takes any whole mappings, or as ROCm 7.2 does: a size that is the
             sum of the reservation's first so many mappings, in their order here.
-        busy: whether a kernel runs.
-        has_multicast: whether the device has it.
         bound: what is bound to multicast objects: (size, memory) by object and offset.
     """
 

@@ -9,6 +9,7 @@ import pathlib
 import sys
 import weakref
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -29,67 +30,27 @@ from .cluster import CPU, nothing
 ONE_NODE, TWO_NODES = ((0, 1),), ((0,), (1,))
 
 
-class FakeNccl:
-    """One rank's module nccl.core, its communicator and its window, in memory of the host.
+_COMMUNICATOR = "Communicator.init.return_value"
+_WINDOW = f"{_COMMUNICATOR}.register_window.return_value"
+UNIQUE_ID = bytes(range(128))
 
-    Ranks of a world share `world`.  Calls in `fail` raise, and windows of ranks in `separate` have no address here.
-    """
 
-    WindowFlag = SimpleNamespace(COLL_SYMMETRIC=1)
-    NcclGinType = SimpleNamespace(NONE=0, PROXY=2)
-    NcclGinConnectionType = SimpleNamespace(FULL=1)
-    UniqueId = SimpleNamespace(from_bytes=bytes)
-    NCCLDevCommRequirements = dict
-    handle = 77
+def fake_nccl(world=(), library="2.32.3", path=None, **changes):
+    """One rank's module nccl.core, in memory of the host; a `world` has addresses by rank."""
+    loaded = SimpleNamespace(version=Version(library), path=path and pathlib.Path(path)) if library else None
+    version = SimpleNamespace(nccl4py=Version("0.6.0"), nccl_bindings=Version("2.32.3"), libnccl=loaded)
 
-    def __init__(self, world=None, library="2.32.3", path=None):
-        self.world = {} if world is None else world
-        self.calls = []
-        self.fail = set()
-        self.gin_type, self.separate = self.NcclGinType.PROXY, set()
-        self.requirements = None
-        loaded = SimpleNamespace(version=Version(library), path=path and pathlib.Path(path)) if library else None
-        self.version = SimpleNamespace(nccl4py=Version("0.6.0"), nccl_bindings=Version("2.32.3"), libnccl=loaded)
-        self.Communicator = SimpleNamespace(init=self._init)
-
-    def _enter(self, name):
-        self.calls.append(name)
-        if name in self.fail:
-            raise RuntimeError(f"{name}: unhandled system error")
-
-    def get_version(self):
-        return self.version
-
-    def mem_alloc(self, nbytes, device):
-        self._enter("mem_alloc")
+    def allocate(nbytes, device):
         memory = torch.empty(nbytes + 4096, dtype=torch.uint8)
         return SimpleNamespace(handle=-(-memory.data_ptr() // 4096) * 4096, memory=memory)
 
-    def get_unique_id(self):
-        return bytes(range(128))
-
-    def _init(self, count, rank, unique_id):
-        self._enter("init")
-        assert unique_id == self.get_unique_id()
-        self.rank = rank
-        return self
-
-    def register_window(self, memory, flags):
-        self._enter("register_window")
-        assert flags == self.WindowFlag.COLL_SYMMETRIC
-        self.world[self.rank] = memory.handle
-        return self
-
-    def get_peer_device_pointer(self, rank):
-        return None if rank in self.separate else self.world.get(rank, 4096 * (rank + 1))
-
-    def create_dev_comm(self, requirements):
-        self._enter("create_dev_comm")
-        self.requirements = requirements
-        return SimpleNamespace(dev_comm=bytes(range(248)))
-
-    def abort(self):
-        self._enter("abort")
+    return MagicMock(**{
+        "get_version.return_value": version, "mem_alloc.side_effect": allocate,
+        "get_unique_id.return_value": UNIQUE_ID, "UniqueId.from_bytes": bytes, "NcclGinType.NONE": 0,
+        f"{_COMMUNICATOR}.gin_type": 2, f"{_COMMUNICATOR}.create_dev_comm.return_value.dev_comm": bytes(range(248)),
+        f"{_WINDOW}.handle": 77, f"{_WINDOW}.get_peer_device_pointer": lambda rank: dict(world).get(rank, 4096),
+        **changes,
+    })  # fmt: skip
 
 
 class TestEmulated(AllocatorConformance):
@@ -115,7 +76,7 @@ class TestOnPretendedNccl(AllocatorConformance):
 
     @pytest.fixture
     def make_allocator(self):
-        return lambda nbytes, rank=0, _=1: NcclAllocator(request(nbytes, rank), FakeNccl())
+        return lambda nbytes, rank=0, _=1: NcclAllocator(request(nbytes, rank), fake_nccl())
 
 
 def connect(allocator, nodes):
@@ -124,14 +85,13 @@ def connect(allocator, nodes):
 
 @pytest.fixture
 def library(tmp_path):
-    """Where NCCL would be, with its device functions."""
     (tmp_path / "libnccl_device.bc").write_bytes(b"BC")
     return tmp_path / "libnccl.so.2"
 
 
 def test_ranks_of_a_node_have_each_others_addresses():
     world = {}
-    with make(FakeNccl(world)) as one, make(FakeNccl(world), rank=1) as two:
+    with make(fake_nccl(world)) as one, make(fake_nccl(world), rank=1) as two:
         invitations = [each.invite() for each in (one, two)]
         assert [len(each) for each in invitations] == [16, 16]
         world.update({0: one.base_ptr, 1: two.base_ptr})
@@ -147,20 +107,23 @@ def test_ranks_of_a_node_have_each_others_addresses():
 
 
 def test_nodes_are_connected_for_kernels(library):
-    nccl = FakeNccl(path=library)
+    nccl = fake_nccl(path=library)
+    joined = nccl.Communicator.init.return_value
     with make(nccl) as allocator:
         network = connect(allocator, TWO_NODES)
-        assert network.version == (2, 32)
-        assert network.bitcode == str(library.with_name("libnccl_device.bc"))
+        nccl.Communicator.init.assert_called_once_with(2, 0, UNIQUE_ID)
+        joined.register_window.assert_called_once_with(allocator._memory, nccl.WindowFlag.COLL_SYMMETRIC)
+        assert (network.version, network.bitcode) == ((2, 32), str(library.with_name("libnccl_device.bc")))
         communicator, window = network.words
-        assert window == 77
-        assert ctypes.string_at(communicator, 248) == bytes(range(248))
-        assert nccl.requirements["gin_connection_type"] == FakeNccl.NcclGinConnectionType.FULL
-    assert nccl.calls[-1] == "abort"
+        assert (ctypes.string_at(communicator, 248), window) == (bytes(range(248)), 77)
+        required = nccl.NCCLDevCommRequirements.call_args.kwargs
+        assert required["gin_connection_type"] is nccl.NcclGinConnectionType.FULL
+        assert not joined.abort.called
+    joined.abort.assert_called_once_with()
 
 
 def test_tensors_keep_the_memory():
-    with make(FakeNccl()) as allocator:
+    with make(fake_nccl()) as allocator:
         memory = weakref.ref(allocator._memory.memory)
         view = allocator.tensor(4096, 64, nothing)[8:]
         allocator.close()
@@ -173,37 +136,38 @@ def test_tensors_keep_the_memory():
         allocator.invite()
 
 
-@table("nodes, kind, says, last, changes", [
-    (ONE_NODE, PeerAccessError, "init: unhandled system error; NCCL_DEBUG=INFO", "init", {"fail": {"init"}}),
-    (ONE_NODE, PeerAccessError, "register_window: .*; NCCL_DEBUG=INFO", "abort", {"fail": {"register_window"}}),
-    (TWO_NODES, PeerAccessError, "create_dev_comm: .*; NCCL_DEBUG=INFO", "abort", {"fail": {"create_dev_comm"}}),
-    (ONE_NODE, UnsupportedError, "no symmetric windows", "abort", {"handle": 0}),
-    (ONE_NODE, PeerAccessError, r"ranks 1, .*NCCL_HOSTID", "abort", {"separate": {1}}),
-    (TWO_NODES, UnsupportedError, "NCCL_GIN_TYPE=2", "abort", {"gin_type": FakeNccl.NcclGinType.NONE}),
+def failing(name):
+    return {f"{name}.side_effect": RuntimeError("unhandled system error")}
+
+
+@table("nodes, kind, says, calls, changes", [  # how many there are of joining the communicator and leaving it
+    (ONE_NODE, PeerAccessError, "unhandled.*; NCCL_DEBUG=INFO", 1, failing("Communicator.init")),
+    (ONE_NODE, PeerAccessError, "unhandled.*; NCCL_DEBUG=INFO", 2, failing(f"{_COMMUNICATOR}.register_window")),
+    (TWO_NODES, PeerAccessError, "for kernels: unha.*; NCCL_DEBUG=INF", 2, failing(f"{_COMMUNICATOR}.create_dev_comm")),
+    (ONE_NODE, UnsupportedError, "no symmetric windows", 2, {f"{_WINDOW}.handle": 0}),
+    (ONE_NODE, PeerAccessError, r"ranks 1, .*NCCL_HOSTID", 2, {f"{_WINDOW}.get_peer_device_pointer": {0: 4096}.get}),
+    (TWO_NODES, UnsupportedError, "NCCL_GIN_TYPE=2", 2, {f"{_COMMUNICATOR}.gin_type": 0}),
     # functions of another version are refused before the ranks meet
-    (TWO_NODES, UnsupportedError, "NCCL 2.30.7 is loaded", "mem_alloc", {"library": "2.30.7"}),
-    (TWO_NODES, UnsupportedError, "libnccl_device.bc", "mem_alloc", {"path": None}),
+    (TWO_NODES, UnsupportedError, "NCCL 2.30.7 is loaded", 0, {"library": "2.30.7"}),
+    (TWO_NODES, UnsupportedError, "libnccl_device.bc", 0, {"path": None}),
 ])  # fmt: skip
-def test_ranks_that_nccl_does_not_connect(library, nodes, kind, says, last, changes):
-    nccl = FakeNccl(library=changes.get("library", "2.32.3"), path=changes.get("path", library))
-    vars(nccl).update(changes)
+def test_ranks_that_nccl_does_not_connect(library, nodes, kind, says, calls, changes):
+    nccl = fake_nccl(**{"path": library, **changes})
     with make(nccl) as allocator, pytest.raises(kind, match=says):
         connect(allocator, nodes)
-    assert nccl.calls[-1] == last
+    assert nccl.Communicator.init.call_count + nccl.Communicator.init.return_value.abort.call_count == calls
 
 
 def test_no_room_is_named():
-    nccl = FakeNccl()
-    nccl.fail = {"mem_alloc"}
     with pytest.raises(HeapError, match="no room on cpu"):
-        make(nccl)
+        make(fake_nccl(**failing("mem_alloc")))
 
 
 @table("library, says", [("2.29.3", "NCCL 2.29.3 is loaded"), ("", "finds no libnccl.so.2"), (None, "pip install")])
 def test_an_nccl_that_is_old_or_not_there_is_named(monkeypatch, library, says):
     monkeypatch.setitem(sys.modules, "nccl.core", None)
     if library is not None:
-        monkeypatch.setattr("importlib.import_module", lambda name: FakeNccl(library=library))
+        monkeypatch.setattr("importlib.import_module", lambda name: fake_nccl(library=library))
     with pytest.raises(UnsupportedError, match=says) as caught:
         load_nccl()
     assert "pip install 'iris-allocators[nccl]'" in str(caught.value)
@@ -221,7 +185,7 @@ def test_the_probe_says_what_is_lacking(monkeypatch):
 
 @table("device, kind", [(DeviceType.CPU, EmulatedAllocator), (DeviceType.CUDA, NcclAllocator)])
 def test_the_device_decides_which_it_is(monkeypatch, device, kind):
-    monkeypatch.setattr("iris_allocators.nccl.window.load_nccl", FakeNccl)
+    monkeypatch.setattr("iris_allocators.nccl.window.load_nccl", fake_nccl)
     with contextlib.closing(plugin.iris_plugin_create(request(device=device))) as allocator:
         assert type(allocator) is kind
 

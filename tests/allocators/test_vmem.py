@@ -34,8 +34,7 @@ class TestVmemOnPretendedDriver(AllocatorConformance):
 @table("nbytes, granule", [(1, GRANULE), (64 * GRANULE, GRANULE), (65 * 2 * GRANULE, 4 * GRANULE)])
 def test_the_default_granule_grows_with_the_heap(made, nbytes, granule):
     allocator = made.allocator(nbytes, granule=None)
-    assert allocator.granularity == granule
-    assert allocator.nbytes % granule == 0
+    assert (allocator.granularity, allocator.nbytes % granule) == (granule, 0)
 
 
 @table("error, says, options, fails", [

@@ -20,7 +20,6 @@ U8 = torch.uint8
 
 
 def fill(cluster, granules):
-    """Tensors of so many granules, by rank, with a value of the rank's."""
     return cluster.each(lambda heap: heap.allocate(int(granules * GRANULE), U8).fill_(heap.rank + 1))
 
 

@@ -25,7 +25,6 @@ class PretendedWorld(World):
 
 @pytest.fixture(autouse=True)
 def own_registry(monkeypatch):
-    """What a test registers is gone afterwards."""
     monkeypatch.setattr(registry, "BENCHMARKS", {})
 
 

@@ -20,7 +20,6 @@ ARRAY = 8
 
 @triton.jit
 def add_to_all(sums, value, context, WORLD: tl.constexpr):
-    """Add a value to a word of every rank."""
     ctx = DeviceContext.from_tensor(context, WORLD)
     for peer in range(WORLD):
         ctx.atomic_add(sums, value, peer)

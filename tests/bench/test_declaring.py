@@ -15,7 +15,6 @@ def nothing(state=None, ctx=None):
 
 
 def named(name):
-    """A function of its own, registered nowhere."""
     function = lambda state, ctx: None
     function.__name__ = function.__qualname__ = name
     return function

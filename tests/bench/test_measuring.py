@@ -68,8 +68,6 @@ def test_wrong_data_is_found(measure, benchmark, world, error):
 
 
 def reported(answer):
-    """A call that says how long it took."""
-
     def benchmark(state, ctx):
         state.set_timer("reported")
         state.provider("a", lambda: answer, check=None)

@@ -61,7 +61,6 @@ def program(tmp_path, request, monkeypatch):
 
 
 def runs(monkeypatch, gpus, suite, *arguments):
-    """How a suite would run on a machine with so many GPUs."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     parser = argparse.ArgumentParser()

@@ -3,6 +3,7 @@
 import contextlib
 import weakref
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -15,70 +16,30 @@ from iris_core.errors import BenchmarkError
 
 from .conftest import PretendedWorld
 
-SECONDS = 1e-5
-
-
-class FakeGPU:
-    """In place of what the timers use of torch.cuda: launches move a clock, graphs hold launches."""
-
-    def __init__(self, monkeypatch):
-        self.clock_s, self.log, self.capturing = 0.0, [], None
-        for fake in (self.Event, self.CUDAGraph, self.graph, self.synchronize, self._sleep):
-            monkeypatch.setattr(torch.cuda, fake.__name__, fake)
-
-    def Event(self, enable_timing):
-        """Everything has run already when the host waits for it."""
-        assert enable_timing
-        event = SimpleNamespace(synchronize=lambda: None)
-        event.record = lambda: setattr(event, "at_s", self.clock_s)
-        event.elapsed_time = lambda end: (end.at_s - event.at_s) * 1e3
-        return event
-
-    def CUDAGraph(self):
-        graph = SimpleNamespace(held=[], reset=lambda: self.log.append("reset"))
-        graph.replay = lambda: (self.log.append("replay"), [self.launch(seconds) for seconds in graph.held])
-        return graph
-
-    @contextlib.contextmanager
-    def graph(self, captured, capture_error_mode):
-        self.log.append("capture")
-        self.capturing = captured
-        yield
-        self.capturing = None
-
-    def launch(self, seconds):
-        """Run something that takes so long, or hold it in the graph that is being captured."""
-        if self.capturing is not None:
-            self.capturing.held.append(seconds)
-        else:
-            self.clock_s += seconds
-
-    def _sleep(self, cycles):
-        self.launch(1e-4)
-
-    def synchronize(self):
-        """Nothing runs later than it is launched; inside a capture this would be an error."""
-        assert self.capturing is None
-
-    def context(self, num_ranks):
-        return SimpleNamespace(
-            device="cuda:0", num_ranks=num_ranks, num_nodes=1, scope=contextlib.nullcontext,
-            barrier=lambda: self.log.append("barrier"), device_barrier=lambda: self.log.append("align"),
-        )  # fmt: skip
+BATCH_MS = 0.4
 
 
 @pytest.fixture
-def gpu(monkeypatch):
-    monkeypatch.setattr(runner, "warm_clocks", lambda milliseconds: pretended.log.append("warm"))
-    pretended = FakeGPU(monkeypatch)
-    return pretended
+def log(monkeypatch):
+    """Which of the functions that the timers use on a GPU have been called; there every batch takes as long."""
+    log = []
+    noted = lambda name: lambda *_: log.append(name)
+    graph = lambda: SimpleNamespace(replay=noted("replay"), reset=noted("reset"))
+    monkeypatch.setattr(runner, "warm_clocks", noted("warm"))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", graph)
+    monkeypatch.setattr(torch.cuda, "graph", lambda *_, **how: contextlib.nullcontext(log.append("capture")))
+    event = MagicMock(**{"record.side_effect": noted("record"), "elapsed_time.return_value": BATCH_MS})
+    monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "_sleep", noted("sleep"))
+    return log
 
 
-def test_what_a_graph_uses_lives_as_long_as_its_provider(gpu):
+def test_what_a_graph_uses_lives_as_long_as_its_provider(log):
     """A graph knows addresses only: torch unmaps free memory when the next one is captured."""
     x = torch.zeros(3)
     memory = weakref.ref(x)
-    provider = Provider("a", "graph", lambda x=x: gpu.launch(x.numel() * SECONDS))
+    provider = Provider("a", "graph", lambda x=x: x.numel())
     del x
     provider.capture(5)
     assert memory() is not None
@@ -86,24 +47,26 @@ def test_what_a_graph_uses_lives_as_long_as_its_provider(gpu):
     assert memory() is None
 
 
-def test_a_graph_is_captured_after_eager_calls_and_verified_by_a_replay(gpu, measure):
+def test_a_graph_is_captured_after_eager_calls_and_verified_by_a_replay(log, measure):
     checked_after = []
-
-    def call():
-        gpu.log.append("call")
-        gpu.launch(SECONDS)
 
     def benchmark(state, ctx):
         state.set_timer("graph")
         state.set_repeat(40)
-        state.provider("kernel", call, check=lambda: checked_after.append(gpu.log[-1]))
+        state.provider("kernel", lambda: log.append("call"), check=lambda: checked_after.append(log[-2:]))
 
-    (result,) = measure(benchmark, world=PretendedWorld(2), ctx=gpu.context(2))
-    captured = ["align", "call"] * 2 + ["capture", *["call"] * state.MAX_GRAPH_CALLS]
-    in_turn = ["replay", "align", "replay", "replay"]  # a warm-up, then 40 calls in graphs of 20
-    assert gpu.log == [*captured, *in_turn[:3], "warm", *in_turn * 3, "reset", "barrier"]
-    assert checked_after == ["replay", "replay"]
-    assert result.time_us == pytest.approx(SECONDS * 1e6, rel=1e-4)
+    ctx = SimpleNamespace(
+        device="cuda:0", num_ranks=2, num_nodes=1, scope=contextlib.nullcontext,
+        barrier=lambda: log.append("barrier"), device_barrier=lambda: log.append("align"),
+    )  # fmt: skip
+    (result,) = measure(benchmark, world=PretendedWorld(2), ctx=ctx)
+    eager = ["align", "sleep", "record", "call", "record"]
+    captured = [*eager * 2, "capture", *["call"] * state.MAX_GRAPH_CALLS]
+    timed = ["sleep", "record", "replay", "replay", "record"]  # 40 calls in graphs of 20
+    once = ["sleep", "record", "replay", "record"]
+    assert log == [*captured, "replay", "align", *once, "warm", *["replay", "align", *timed] * 3, "reset", "barrier"]
+    assert checked_after == [["replay", "record"]] * 2
+    assert result.time_us == pytest.approx(BATCH_MS * 1e3 / 40)
     assert (result.calls, result.timer, result.num_ranks) == (40, "graph", 2)
 
 

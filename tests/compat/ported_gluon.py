@@ -23,7 +23,6 @@ def producer(
     IrisDeviceCtx: gl.constexpr, context, source, target, flags, n, rank: gl.constexpr, world: gl.constexpr,
     LANES: gl.constexpr, BLOCK: gl.constexpr, TRACING: gl.constexpr
 ):  # fmt: skip
-    """Put a block, then raise its flag."""
     to_rank = int((rank + 1) % world)
     ctx = IrisDeviceCtx.initialize(context, tracing=TRACING)
     layout: gl.constexpr = gl.BlockedLayout([1], [LANES], [4], [0])
@@ -40,7 +39,6 @@ def producer(
 
 @gluon.jit
 def consumer(IrisDeviceCtx: gl.constexpr, context, source, result, flags, n, LANES: gl.constexpr, BLOCK: gl.constexpr):
-    """Spin, then read what has come and what the other rank still has."""
     ctx = IrisDeviceCtx.initialize(context)
     layout: gl.constexpr = gl.BlockedLayout([1], [LANES], [4], [0])
     pid = gl.program_id(0)

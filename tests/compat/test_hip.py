@@ -14,7 +14,6 @@ NVIDIA = "", 132
 
 
 def pretend(monkeypatch, arch, units):
-    """Put two GPUs of a kind into this process."""
     properties = types.SimpleNamespace(gcnArchName=arch, multi_processor_count=units, major=9, minor=0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)

@@ -324,7 +324,6 @@ def test_error(ctx, call, error, text):
 
 @pytest.fixture
 def log(monkeypatch):
-    """What the logger writes, as text."""
     (handler,) = [each for each in iris.logger.handlers if each.name == iris.logger.name]
     monkeypatch.setattr(handler, "stream", io.StringIO())
     return handler.stream.getvalue

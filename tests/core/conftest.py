@@ -45,7 +45,6 @@ def ctx():
 
 @pytest.fixture
 def log(caplog, monkeypatch):
-    """What Iris logs, visible to pytest."""
     monkeypatch.setattr(logging.getLogger("iris"), "propagate", True)
     return caplog
 
@@ -73,8 +72,6 @@ def clean_environment(monkeypatch):
 
 
 class Site:
-    """A temporary site folder with distributions in it."""
-
     def __init__(self, folder):
         self.folder = folder
 

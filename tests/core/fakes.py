@@ -20,8 +20,6 @@ TIMEOUT_S = 60.0
 
 
 class Hub:
-    """Where the threads of a world meet."""
-
     def __init__(self, world_size):
         self.barrier = threading.Barrier(world_size, timeout=TIMEOUT_S)
         self.slots = [None] * world_size
@@ -225,7 +223,5 @@ class Cluster(contextlib.AbstractContextManager):
 
 
 class Context(TensorFactories):
-    """What the factories need, and no more."""
-
     def __init__(self, heap):
         self.heap, self.device = heap, "cpu"

@@ -32,7 +32,6 @@ def here(monkeypatch):
 
 
 def report(capsys, *arguments):
-    """Status, the JSON document, and verdict and text by subject."""
     status = cli.main(["doctor", "--json", *arguments])
     document = json.loads(capsys.readouterr().out)
     assert document["ok"] == (status == 0)

@@ -28,8 +28,7 @@ def test_a_process_alone_is_a_world_of_one(environ, caplog):
     (warning,) = caplog.messages
     assert "WORLD_SIZE=2: torchrun and iris_core.run set MASTER_ADDR and MASTER_PORT" in warning
     assert (world.rank, world.world_size) == (0, 1)
-    assert world.all_gather_ints([1, 2]) == [(1, 2)]
-    assert world.broadcast_object("x", 0) == "x"
+    assert (world.all_gather_ints([1, 2]), world.broadcast_object("x", 0)) == ([(1, 2)], "x")
     with pytest.raises(ValueError, match="there is no rank 1 in a world of 1"):
         world.broadcast_object("x", 1)
     with pytest.raises(IrisError, match="not initialised"):
@@ -54,10 +53,8 @@ def test_variables_of_torchrun_that_cannot_be_followed(monkeypatch, variables, e
 
 
 def test_divisions_into_nodes():
-    assert group_by_node(divide("2x2", 4)) == ((0, 1), (2, 3))
-    assert group_by_node(divide("3+1", 4)) == ((0, 1, 2), (3,))
-    assert group_by_node(divide("", 2)) == ((0, 1),)
-    assert group_by_node(["b", "a", "b"]) == ((0, 2), (1,))
+    hosts = divide("2x2", 4), divide("3+1", 4), divide("", 2), ["b", "a", "b"]
+    assert [*map(group_by_node, hosts)] == [((0, 1), (2, 3)), ((0, 1, 2), (3,)), ((0, 1),), ((0, 2), (1,))]
     for text in ("2x", "0x2", "a", "2+0", "2x3"):
         with pytest.raises(SettingsError, match="IRIS_NODES"):
             divide(text, 4)

@@ -82,7 +82,6 @@ def whole(heap):
 
 @pytest.fixture
 def alone():
-    """The heap of a world of one, and its device."""
     with Ranks(1) as c:
         yield c.heap, c.devices[0]
 

@@ -21,7 +21,6 @@ _BLOCK = re.compile(
 
 
 def script(path):
-    """A script below docs, as a module."""
     spec = importlib.util.spec_from_file_location(pathlib.Path(path).stem, ROOT / "docs" / path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up

@@ -31,7 +31,6 @@ VALUES = {
 
 
 def kernels_of(name):
-    """The kernels that an example launches."""
     module = jobs_examples.load(EXAMPLES / name)
     functions = [value for value in vars(module).values() if isinstance(value, triton.runtime.JITFunction)]
     launched = re.findall(r"^ +(\w+)\[", (EXAMPLES / name).read_text(), re.M)

@@ -110,7 +110,6 @@ CROWDED: dict[str, int] = {}
 
 @functools.cache
 def modules() -> dict[str, pathlib.Path]:
-    """Every module of the product by its dotted name."""
     found = {}
     for distribution in DISTRIBUTIONS:
         source = ROOT / distribution / "src"
@@ -121,7 +120,6 @@ def modules() -> dict[str, pathlib.Path]:
 
 @functools.cache
 def parsed(path: pathlib.Path) -> ast.Module:
-    """The syntax tree of a file, which all share."""
     return ast.parse(path.read_text())
 
 

@@ -108,22 +108,41 @@ def test_all_tiers_that_the_gpus_allow(reported):
     assert second["failures"] == []
 
 
-def test_side_by_side_and_the_rest_afterwards(reported):
-    suite = SUITE.replace("@pytest.mark.gpu\ndef test_one", "@pytest.mark.alone\n@pytest.mark.gpu\ndef test_one")
-    suite = suite.replace("def test_one(): pass", "def test_one(): assert False")
-    code, output, _ = reported(2, "--gpu-tiers", "1 2", "-n2", "-m", "not alone", suite=suite)
-    assert code == 0
-    assert "not to be kept: tier 1 has 3 results of 4 tests" in output
-    assert "tier 1: 2 passed, 0 failed, 1 skipped" in output
-    assert "tier 2: 3 passed" in output
-    code, output, whole = reported(2, "--gpu-tiers", "1 2", "-m", "alone", "--gpu-report-add", suite=suite)
-    assert code == 1
-    assert "did not run" not in output.replace("did not run (torch", "")  # tier 2 had run before
-    assert whole["passed"] is False
-    assert [(tier["gpus"], tier["passed"], tier["failed"]) for tier in whole["tiers"]] == [(1, 2, 1), (2, 3, 0)]
-    assert [tier["failures"] for tier in whole["tiers"]] == [["test_suite.py::test_one"], []]
-    assert len(whole["arguments"]) == 2
-    assert lacks(whole) == []
+# Of two processes, one has tests 0, 1 and 2, the other one 3 and then those that are alone.
+SIDE_BY_SIDE = """
+import pathlib, time, pytest
+
+named = lambda pattern: [*pathlib.Path.cwd().glob(pattern)]
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("number", range(4))
+def test_beside(number):
+    mine = pathlib.Path(f"running {number}")
+    for each in (mine, pathlib.Path(f"came {number}")):
+        each.touch()
+    while number in (0, 3) and len(named("came [03]")) < 2: time.sleep(0.01)  # they meet
+    time.sleep(0.3)
+    mine.unlink()
+    assert number != 2
+
+@pytest.mark.alone
+@pytest.mark.gpu
+@pytest.mark.parametrize("number", range(2))
+def test_alone(number):
+    for _ in range(3):
+        assert not named("running *")
+        time.sleep(0.1)
+"""
+
+
+def test_side_by_side_and_some_alone(reported):
+    code, _, report = reported(1, "--gpu-tiers=1", "-n2", "--dist=worksteal", suite=SIDE_BY_SIDE)
+    (tier,) = report["tiers"]
+    assert (code, report["passed"], tier["failures"]) == (1, False, ["test_suite.py::test_beside[2]"])
+    assert (tier["passed"], tier["failed"], tier["collected"]) == (5, 1, 6)
+    assert lacks(report) == []
+    *_, part = reported(1, "--gpu-tiers=1", "-k", "alone", suite=SIDE_BY_SIDE)
+    assert lacks(part) == ["tier 1 has 2 results of 6 tests"]
 
 
 @table("path", sorted((ROOT / "benchmarks" / "results").glob("gpu-tests-*.json")))

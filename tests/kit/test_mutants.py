@@ -5,6 +5,7 @@ mutant may fail further tests, but skips none on ranks of the CPU that the right
 tests that are about their mistakes and a few others, which they pass; without --exhaustive, every second mutant.
 """
 
+import collections
 import os
 import pathlib
 import re
@@ -13,26 +14,23 @@ import xml.etree.ElementTree as ET
 import forked
 import pytest
 from dist_info import install_distribution
-from kit_mutants import plugins
+from kit_mutants import mutants, plugins
 from kit_mutants.device import FAMILIES
-from kit_mutants.killers import ALLOCATORS, BACKENDS, COLLECTIVES, GROWING, OPTIONAL, PLUGINS
 
 from iris_core.testing.conformance.stack_jobs import NAMES
 
 HERE = pathlib.Path(__file__).parent
-STACKS = {"crossed-stack": ["world_device_barrier_of_the_host[host]"], **OPTIONAL}
-DEVICE = {
-    mutant: [f"world_device_{'methods' if mutant == 'mute-methods' else 'functions'}[host]"] for mutant in FAMILIES
-}
+STACKS = {"crossed-stack": ("world_device_barrier_of_the_host[host]",), **mutants.OPTIONAL}
+DEVICE, COLLECTIVES, PLUGINS = mutants.FAMILIES, mutants.COLLECTIVES, mutants.PLUGINS
 OF_CALLS = {name: killers for name, killers in COLLECTIVES.items() if killers[0].startswith("world_calls")}
 OTHERS = {name: killers for name, killers in COLLECTIVES.items() if name not in OF_CALLS}
-RIGHT_OPS = plugins.RIGHT_COLLECTIVES.keys() - {"right-all-reduce"}
+RIGHT_OPS = {name for name in plugins.COLLECTIVES if name.startswith("right-")} - {"right-AllReduce"}
 PARTS = {
-    "allocators": ({**ALLOCATORS, **GROWING, **PLUGINS}, {"right-allocator", "right-growing"}),
-    "backends": (BACKENDS, {"right-backend"}),
+    "allocators": ({**mutants.ALLOCATORS, **mutants.GROWING, **PLUGINS}, {"right-allocator", "right-growing"}),
+    "backends": (mutants.BACKENDS, {"right-backend"}),
     "backends in stacks": ({**STACKS, **DEVICE}, {"right-stack"}),
     "collectives by call": (OF_CALLS, RIGHT_OPS),
-    "collectives": (OTHERS, {"right-all-reduce"}),
+    "collectives": (OTHERS, {"right-AllReduce"}),
 }
 """Mutants with the tests that kill them, and right plugins."""
 _OF_ALL = ("world_calls[host-agreement]", "world_calls[host-bits]")
@@ -44,10 +42,9 @@ MAY_SKIP |= dict.fromkeys(COLLECTIVES, _OF_ALL)  # that give every rank somethin
 def reports(tmp_path):
     """Returns a function (names of plugins): the outcome by plugin and test."""
     site = tmp_path / "site"
-    points = {
-        kind.group: {name: f"kit_mutants.plugins:{plugins.attribute(kind, name)}" for name in named}
-        for kind, named in plugins.KINDS.items()
-    }
+    points = collections.defaultdict(dict)
+    for name, plugin in plugins.ALL.items():
+        points[plugin.info.kind.group][name] = f"kit_mutants.plugins:{name.replace('-', '_')}"
     points["iris.allocators"]["heavy"] = "kit_mutants.heavy:plugin"
     install_distribution(site, "iris-kit-mutants", entry_points=points)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
@@ -89,29 +86,30 @@ def with_outcome(report, outcome):
 def test_every_mutant_is_noticed(reports, some, part):
     """By the tests that are about its mistake; others pass, or the failures would not be about it."""
     every, rights = PARTS[part]
-    mutants = {name: every[name] for name in some(sorted(every), 2)}
-    found = reports(rights.union(mutants))
-    assert found.keys() - {f"{mutant} says" for mutant in DEVICE} == rights.union(mutants)
+    chosen = {name: every[name] for name in some(sorted(every), 2)}
+    found = reports(rights.union(chosen))
+    assert found.keys() - {f"{mutant} says" for mutant in DEVICE} == rights.union(chosen)
     for right in rights:
         assert with_outcome(found[right], "failed") == set(), right
         assert len(with_outcome(found[right], "passed")) >= 4, right
     may_skip = set().union(*(with_outcome(found[right], "skipped") for right in rights))
     problems = []
-    for mutant, killers in mutants.items():
+    for mutant, (killers, *_) in chosen.items():
+        killers = set(killers.split())
         failed, passed, skipped = (with_outcome(found[mutant], each) for each in ("failed", "passed", "skipped"))
         skipped = {name for name in skipped if "[gpu" not in name}
-        if missed := set(killers) - failed:
+        if missed := killers - failed:
             problems.append(f"{mutant}: {missed} did not notice; {failed} did")
         if more := skipped.difference(may_skip, MAY_SKIP.get(mutant, ())):
             problems.append(f"{mutant}: {more} were skipped")
         if mutant in DEVICE:  # each function is wrong by itself, so it is named, and the right ones are not
-            assert failed == set(killers)
+            assert failed == killers
             assert found[f"{mutant} says"] == FAMILIES[mutant], mutant
         elif not passed and mutant != "crossed-stack":  # where every message goes astray
             problems.append(f"{mutant}: nothing passed")
     assert not problems, "\n".join(problems)
     # some mutant is there for every test of the kit: one that passes on all of them would be worth nothing
     killing = {**PLUGINS, **(COLLECTIVES if "collectives" in part else every)}
-    noticed = {name.partition("[")[0] for killers in killing.values() for name in killers}
+    noticed = {name.partition("[")[0] for killers, *_ in killing.values() for name in killers.split()}
     for right in rights:
         assert {name.partition("[")[0] for name in with_outcome(found[right], "passed")} <= noticed, right

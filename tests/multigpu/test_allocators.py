@@ -370,7 +370,6 @@ def many_cycles(allocator, cycles):
 
 
 def is_expandable(tensor):
-    """Whether torch has put a tensor into an expandable segment."""
     ptr = tensor.data_ptr()
     (segment,) = (s for s in torch.cuda.memory_snapshot() if s["address"] <= ptr < s["address"] + s["total_size"])
     return bool(segment["is_expandable"])

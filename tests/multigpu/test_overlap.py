@@ -37,13 +37,11 @@ def warm():
 
 
 def delay(generator):
-    """Keep the current stream busy, now and then."""
     if generator.random() < 0.3:
         torch.cuda._sleep(generator.randrange(CYCLES_A_MS // 10))
 
 
 def pairs_for(ctx, groups, count):
-    """Output and input of a call for each of these."""
     return [(ctx.zeros(count), ctx.full((count,), ctx.cur_rank + 1.0)) for _ in groups]
 
 
@@ -68,7 +66,6 @@ class Exchange:
         self._barrier()
 
     def check(self, values, times=1):
-        """The total is that of rounds with these values."""
         assert int(self.total.item()) == times * sum(values) * sum(range(1, self._ctx.num_ranks + 1))
 
 

@@ -161,7 +161,6 @@ def run_rma(op: str, device: str = "cpu") -> None:
 
 
 def variants(device: str):
-    """Keyword arguments of the kernel: masks and hints."""
     yield {"masked": False, "hint": (16,)}
     yield {"masked": True, "hint": None}
     if device != "cpu":  # the executor only looks whether hints are true

@@ -22,13 +22,11 @@ from iris_core.world import connect, rendezvous
 
 
 def in_world(job, *args):
-    """Run a job in a world, which is closed behind it."""
     with contextlib.closing(connect(None, 30.0)) as world:
         return job(world, *args)
 
 
 def exchanges(world):
-    """All kinds, small and large."""
     rank, size = world.rank, world.world_size
     for number in (0, 1, 14, 15, 40):
         rows = world.all_gather_ints([rank - (1 << 62)] * number)
@@ -152,7 +150,6 @@ def pass_descriptors(part, members, each=lambda rank: rank % 3):
 
 
 def many_descriptors(world):
-    """More than one message holds; none of them stays."""
     gc.collect()  # earlier jobs may have left descriptors to the collector
     before = num_descriptors()
     pass_descriptors(world, tuple(range(world.world_size)), lambda rank: (0, 1, 450)[rank])
@@ -190,7 +187,6 @@ def num_descriptors():
 
 @pytest.fixture(scope="module")
 def plain_pool():
-    """Ranks without torch.distributed."""
     with RankPool(timeout_s=300.0) as pool:
         yield pool
 
@@ -201,8 +197,9 @@ def any_pool(request):
     return request.getfixturevalue("pool" if request.param == "torch.distributed" else "plain_pool")
 
 
-def test_every_kind_and_size(any_pool):
-    any_pool.run(in_world, 3, exchanges)
+@pytest.mark.parametrize(("num_ranks", "job"), [(3, exchanges), (2, threads), (3, many_descriptors)])
+def test_exchanges(any_pool, num_ranks, job):
+    any_pool.run(in_world, num_ranks, job)
 
 
 @pytest.mark.parametrize("pair", [
@@ -242,18 +239,10 @@ def test_time_outs_name_the_missing_ranks_and_say_where_the_others_are(plain_poo
     assert third is None
 
 
-def test_exchanges_of_several_threads(plain_pool):
-    plain_pool.run(in_world, 2, threads)
-
-
 @pytest.mark.parametrize("num_ranks", [pytest.param(3, marks=pytest.mark.exhaustive), 4])
 def test_groups_in_any_order_with_random_delays(plain_pool, some, num_ranks):
     calls = len(some(range(1500), 5))
     plain_pool.run(in_world, num_ranks, stress, 7, calls)
-
-
-def test_more_descriptors_than_one_message_holds(plain_pool):
-    plain_pool.run(in_world, 3, many_descriptors)
 
 
 @pytest.mark.parametrize("refused", [False, True])

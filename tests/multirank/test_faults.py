@@ -167,7 +167,6 @@ def suffer(tell, phase, fault, victim, share, folder):
 
 
 def renew(folder, rank, num_ranks):
-    """Join another world and live there, without any fault."""
     join_rank(folder, rank, num_ranks, torch_distributed=False)
     return live(contextlib.nullcontext, barrier_timeout=LONG_S)
 

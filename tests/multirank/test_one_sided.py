@@ -10,40 +10,56 @@ from jobs_common import environment, in_vain, soon, unlike
 from iris_core import Iris
 
 
-def rounds_of_puts(device: str, rounds: int, dtype: torch.dtype) -> None:
-    """Each rank puts to the next one and takes from the one before, with delays.
+def rounds_of_puts(opened, rounds, distance=1, dtype=torch.int64, between_nodes=False):
+    """Each rank puts to the one at a distance and takes from it, with delays.
 
-    A box is filled again when its owner has added to the sender's `taken`; senders wait for that.
+    A box is filled again when its owner has added to the sender's `taken`; senders wait for that.  The network between
+    nodes copies what is in one piece, and adds to signals.
     """
-    with Iris("4MiB", device=device) as ctx:
-        rank, size = ctx.cur_rank, ctx.num_ranks
-        after, before = (rank + 1) % size, (rank - 1) % size
-        box = ctx.zeros(16, 6)
+    with opened as ctx:
+        me, size = ctx.cur_rank, ctx.num_ranks
+        after, before = (me + distance) % size, (me - distance) % size
+        box, source, own, copy = ctx.zeros(16, 6), ctx.zeros(16, 6), ctx.full((5,), float(me)), ctx.zeros(5)
         arrived, taken, everyone = (ctx.zeros(1, dtype=dtype) for _ in range(3))
-        delays = random.Random(rank)
+        late = random.Random(me)
         ctx.barrier()
         for turn in range(1, rounds + 1):
-            part = box[:, ::2] if turn % 2 else box  # strided, or whole
             ctx.signal_wait(taken, turn - 1)
-            time.sleep(delays.random() * 0.01)
-            given = torch.full(part.shape, 100.0 * turn + rank, device=ctx.device)
-            ctx.put(part, after, given, signal=arrived, value=turn)
+            time.sleep(late.random() * 0.01)
+            part = slice(turn % 3, None) if turn % 2 or between_nodes else (slice(None), slice(None, None, 2))
+            how = {"op": "add"} if between_nodes else {"value": turn}
+            ctx.put(box[part], after, source.fill_(100.0 * turn + me)[part], signal=arrived, **how)
+            source.fill_(-1.0)  # a put has read it
             ctx.signal_wait(arrived, turn, cmp="eq")
-            assert part.unique().tolist() == [100.0 * turn + before], turn
-            mine = ctx.get(box, rank)
-            assert mine is not box
-            assert torch.equal(mine, box), turn
-            ctx.signal(taken, before, 1, op="add")
+            assert box[part].unique().tolist() == [100.0 * turn + before], turn
+            if turn % 2:
+                ctx.put(box[:0], before, signal=taken, op="add")  # nothing to copy
+            else:
+                ctx.signal(taken, before, 1, op="add")
+            assert ctx.get(own, after, copy.fill_(-1.0)) is copy
+            assert copy.unique().tolist() == [after], turn
+        ctx.signal_wait(taken, rounds)
+        ctx.put(box, after, source.fill_(-2.0 - me))  # without a signal, which comes by itself
+        ctx.signal(arrived, after, op="add")
+        ctx.signal_wait(arrived, rounds + 1)
+        assert box.unique().tolist() == [-2.0 - before]
         for peer in range(size):
             ctx.signal(everyone, peer, 2, op="add")
         ctx.signal_wait(everyone, 2 * size)
         ctx.barrier()
-        box.fill_(rank)
-        ctx.barrier()
-        ctx.put(box, rank)  # nothing to copy
-        found = ctx.get(box, after, torch.empty(16, 6, device=ctx.device))
-        assert (found.unique().tolist(), int(everyone)) == ([after], 2 * size)
-        ctx.barrier()
+        assert int(everyone) == 2 * size
+
+
+def within_a_node(device: str, dtype: torch.dtype) -> None:
+    rounds_of_puts(Iris("4MiB", device=device), 10, dtype=dtype)
+    with Iris("1MiB", device=device) as ctx:
+        x = ctx.full((4,), float(ctx.cur_rank))
+        ctx.put(x, ctx.cur_rank)  # nothing to copy
+        mine = ctx.get(x, ctx.cur_rank)
+        assert mine is not x
+        assert mine.unique().tolist() == [ctx.cur_rank]
+        ctx.put(x, ctx.cur_rank, torch.full((4,), 7.0, device=ctx.device))  # from elsewhere
+        assert x.unique().tolist() == [7.0]
 
 
 def refused(device: str) -> None:
@@ -73,7 +89,7 @@ def waits_in_vain(device: str) -> None:
 @pytest.mark.parametrize("num_ranks", [1, 3, pytest.param(4, marks=pytest.mark.exhaustive)])
 def test_puts_and_signals_arrive_in_order(pool, device, num_ranks):
     for dtype in (torch.int64, torch.int32):
-        pool.run(rounds_of_puts, num_ranks, device, 10, dtype)
+        pool.run(within_a_node, num_ranks, device, dtype)
 
 
 def test_wrong_calls_are_refused(pool, device):

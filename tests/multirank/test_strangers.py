@@ -61,7 +61,6 @@ def stranger_main(tell, uid, job, *args):
 
 
 def squat(folder, name):
-    """Make the folder of another user beforehand."""
     os.mkdir(os.path.join(folder, name), 0o777)
     return True
 

@@ -1,13 +1,15 @@
 """Rank jobs whose kernels put and signal to other nodes: emulated on CPU ranks, by NCCL on GPUs."""
 
 import random
-import time
+from functools import partial
 
 import torch
 import triton
 import triton.language as tl
 from jobs_common import refusal, unlike
 from jobs_nodes import divided  # noqa: F401 - for tests/multigpu
+from kernel_text import kernel_of
+from test_one_sided import rounds_of_puts
 
 import iris_triton as iris
 from iris_core import Iris
@@ -80,47 +82,23 @@ def exchanges(device, turns, distance, form="put_signal", seed=0, delay=0.0005, 
         return int(wrong)
 
 
-@triton.jit
-def touch(x, y, flags, context, to, rank: tl.constexpr, world: tl.constexpr, WHAT: tl.constexpr):
-    ctx = iris.DeviceContext.initialize(context, rank, world)
-    i = tl.arange(0, 16)
-    if WHAT == "load":
-        tl.store(y + i, ctx.load(x + i, to))
-    elif WHAT == "store":
-        ctx.store(x + i, 1.0, to)
-    elif WHAT == "atomic_add":
-        ctx.atomic_add(x + i, 1.0, to)
-    elif WHAT == "got by stride":
-        ctx.get(x + 2 * i, y + 2 * i, to)
-    elif WHAT == "flag of 32 bits":
-        ctx.signal(flags.to(tl.pointer_type(tl.int32)), 1, to, op="add")
-    elif WHAT == "set":
-        ctx.signal(flags, 1, to)
-    elif WHAT == "stride":
-        ctx.put(x + 2 * i, y + 2 * i, to)
-    elif WHAT == "hole":
-        ctx.put(x + i, y + i, to, mask=i != 5)
-    elif WHAT == "beyond":
-        gin.put_bytes(context + (2 + world + 20), to, 0, 1 << 40, 16)
-    else:
-        ctx.put(x + i, y + i, to)
-
-
+ONE_RUN, OF_64_BITS = "must be one run of memory", 'put_signal with op="add" and flags of int64'
+OUTSIDE = "of a put, get or signal between nodes lies outside of the heap"
+PUT = "ctx.put(x + i, y + i, to)"
 REFUSED = {
-    "flag of 32 bits": 'put_signal with op="add" and flags of int64',
-    "got by stride": "must be one run of memory",
-    "load": "refused: rank",
-    "store": "refused: rank",
-    "atomic_add": "refused: rank",
-    "set": 'put_signal with op="add" and flags of int64',
-    "stride": "must be one run of memory",
-    "hole": "must be one run of memory",
-    "beyond": "do not lie in its",
-    "source": "source of a put, get or signal between nodes lies outside of the heap",
-    "target": "target of a put, get or signal between nodes lies outside of the heap",
-    "freed": "out of bounds",
-    "not linked": "launched with **ctx.launch_options()",
-}
+    "flag of 32 bits": ("ctx.signal(flags.to(tl.pointer_type(tl.int32)), 1, to, op='add')", OF_64_BITS),
+    "got by stride": ("ctx.get(x + 2 * i, y + 2 * i, to)", ONE_RUN),
+    "load": ("tl.store(y + i, ctx.load(x + i, to))", "refused: rank"),
+    "store": ("ctx.store(x + i, 1.0, to)", "refused: rank"),
+    "atomic_add": ("ctx.atomic_add(x + i, 1.0, to)", "refused: rank"),
+    "set": ("ctx.signal(flags, 1, to)", OF_64_BITS),
+    "stride": ("ctx.put(x + 2 * i, y + 2 * i, to)", ONE_RUN),
+    "hole": ("ctx.put(x + i, y + i, to, mask=i != 5)", ONE_RUN),
+    "beyond": ("gin.put_bytes(context + (2 + world + 20), to, 0, 1 << 40, 16)", "do not lie in its"),
+    "source": (PUT, f"source {OUTSIDE}"), "target": (PUT, f"target {OUTSIDE}"), "freed": (PUT, "out of bounds"),
+    "not linked": (PUT, "launched with **ctx.launch_options()"),
+}  # fmt: skip
+"""What a kernel does, with tensors that are wrong in the last rows, and what is said of it."""
 
 
 def refusals():
@@ -131,13 +109,16 @@ def refusals():
         gone = ctx.zeros(64)
         ctx.free(gone)
         ctx.barrier()
-        for what, part in REFUSED.items():
+        parameters = "x, y, flags, context, to, rank: tl.constexpr, world: tl.constexpr"
+        begin = "ctx = iris.DeviceContext.initialize(context, rank, world)\ni = tl.arange(0, 16)\n"
+        for what, (text, part) in REFUSED.items():
+            kernel = kernel_of(triton.jit, parameters, begin + text, iris=iris, tl=tl, gin=gin)
             source = {"source": torch.zeros(64), "freed": gone}.get(what, x)
             target = torch.zeros(64) if what == "target" else y
             options = {} if what == "not linked" else ctx.launch_options()
-            arguments = source, target, flags, ctx.get_device_context(), (me + 1) % world, me, world, what
-            *_, said = refusal(lambda arguments=arguments, options=options: touch[(1,)](*arguments, **options))
-            assert all(each in said for each in (part, "kernel 'touch'", f"rank {me} of {world}")), (what, said)
+            launch = partial(kernel[(1,)], source, target, flags, ctx.get_device_context(), (me + 1) % world, me, world)
+            *_, said = refusal(partial(launch, **options))
+            assert all(each in said for each in (part, "kernel 'kernel'", f"rank {me} of {world}")), (what, said)
         words = ctx.get_device_context()[-NETWORK_WORDS:].tolist()
         ctx.tracing.enable()  # which leaves the words of the network as they are
         assert ctx.get_device_context()[-NETWORK_WORDS:].tolist() == words
@@ -215,38 +196,8 @@ def without_network(allocator):
         return ctx.launch_options(), ctx.get_device_context().numel() - ctx.num_ranks
 
 
-def host_rounds(device, rounds, distance, delay=0.002):
-    """Each rank puts to the one at a distance and takes from it, with delays.
-
-    A box is filled again when its owner has added to the sender's `taken`; senders wait for that.
-    """
-    with opened(device, delay) as ctx:
-        me, world = ctx.cur_rank, ctx.num_ranks
-        after, before = (me + distance) % world, (me - distance) % world
-        box, source, own, copy = ctx.zeros(16, 6), ctx.zeros(16, 6), ctx.full((5,), float(me)), ctx.zeros(5)
-        arrived, taken = (ctx.zeros(1, dtype=torch.int64) for _ in range(2))
-        late = random.Random(me)
-        ctx.barrier()
-        for turn in range(1, rounds + 1):
-            ctx.signal_wait(taken, turn - 1)
-            time.sleep(late.random() * 0.01)
-            ctx.put(box[turn % 3 :], after, source.fill_(100.0 * turn + me)[turn % 3 :], signal=arrived, op="add")
-            source.fill_(-1.0)  # a put has read it
-            ctx.signal_wait(arrived, turn)
-            assert box[turn % 3 :].unique().tolist() == [100.0 * turn + before], turn
-            if turn % 2:
-                ctx.put(box[:0], before, signal=taken, op="add")  # nothing to copy
-            else:
-                ctx.signal(taken, before, 1, op="add")
-            assert ctx.get(own, after, copy.fill_(-1.0)) is copy
-            assert copy.unique().tolist() == [after], turn
-        ctx.signal_wait(taken, rounds)
-        ctx.put(box, after, source.fill_(-2.0 - me))  # without a signal, which comes by itself
-        ctx.signal(arrived, after, op="add")
-        ctx.signal_wait(arrived, rounds + 1)
-        assert box.unique().tolist() == [-2.0 - before]
-        ctx.barrier()
-    return []
+def host_rounds(device, rounds, distance):
+    rounds_of_puts(opened(device), rounds, distance, between_nodes=True)
 
 
 def host_refusals(allocator):

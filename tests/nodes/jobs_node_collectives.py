@@ -79,7 +79,6 @@ def parts_as_lists():
 
 @contextlib.contextmanager
 def small_chunks(nbytes=1024):
-    """Let calls of some KiB go in several chunks."""
     of_products = mock.patch.multiple(overlapped, _LEAST_NBYTES=nbytes, _LEAST_LINES=4)
     with of_products, mock.patch.object(hierarchical, "_LEAST_NBYTES", nbytes):
         yield

@@ -85,7 +85,7 @@ TURNS, DELAY_S = 8, 0.1
     ("2x2", network.exchanges, ("cpu", TURNS, 2, "put and signal", 0, DELAY_S), 0),
     ("2x2", network.put_shapes, (torch.int64,), []), ("2x2", network.put_shapes, (torch.bool,), []),
     ("2x2", network.everyone, ("cpu", 3), True), ("2x1", network.refusals, (), None),
-    ("2x1", network.host_rounds, ("cpu", 6, 1), []), ("3x2", network.host_rounds, ("cpu", 6, 2), []),
+    ("2x1", network.host_rounds, ("cpu", 6, 1), None), ("3x2", network.host_rounds, ("cpu", 6, 2), None),
     *(("2x2", network.host_refusals, (allocator,), ([], 0, [0.0])) for allocator in ("host", "nccl")),
     # nothing is different with another allocator, and on one node
     ("2x1", network.without_network, ("host",), ({}, 22)), ("1x2", network.without_network, ("nccl",), ({}, 22)),

@@ -5,8 +5,8 @@
     pytest --gpu-tiers="1 2"                  these tiers, and it is a failure if one does not run
     pytest --ranks-per-gpu=4 --gpu-tiers=8    tier 8 on two GPUs, four ranks on each
 
-Tests marked `alone` run after the others (`-m alone`), and `--gpu-report-add` puts their results into the report of
-the others.  `lacks` says of a report whether it is whole, and of its commit.  CONTRIBUTING.md says the rest.
+Of processes of pytest-xdist, those with tests marked `alone` wait for the others.  `lacks` says of a report whether it
+is whole, and of its commit.  CONTRIBUTING.md says the rest.
 
 A tier is a number of GPUs: 1, 2, 4 or 8.  The marker `gpu` puts a test into the first tier.  `multigpu(n)` puts it into
 the smallest one that has n GPUs; without n, the test's parameter `num_ranks` counts, or 2.  The tests of
@@ -14,6 +14,7 @@ the smallest one that has n GPUs; without n, the test's parameter `num_ranks` co
 """
 
 import collections
+import fcntl
 import functools
 import hashlib
 import json
@@ -36,7 +37,6 @@ _MARKERS = (
 _TIER = pytest.StashKey[int]()
 _COLLECTED = pytest.StashKey[collections.Counter]()
 _OUTCOMES = ("passed", "failed", "skipped")
-_ADDED_UP = (*_OUTCOMES, "seconds", "failures")
 
 
 @functools.cache
@@ -85,9 +85,6 @@ def pytest_addoption(parser):
         help="let so many ranks share a GPU: larger tiers run on few GPUs, slowly, without what needs GPUs of its own",
     )  # fmt: skip
     add("--gpu-report", metavar="FOLDER", type=pathlib.Path, help="write FOLDER/gpu-tests-<number>x<gpu>.json")
-    add("--gpu-report-add", action="store_true",
-        help="add to the report that is there, of another part of the tests of the same source on the same GPUs",
-    )  # fmt: skip
 
 
 def pytest_configure(config):
@@ -96,8 +93,6 @@ def pytest_configure(config):
     wanted, folder = config.getoption("--gpu-tiers"), config.getoption("--gpu-report")
     if config.getoption("--ranks-per-gpu") < 1:
         raise pytest.UsageError("--ranks-per-gpu takes a number from 1 on")
-    if config.getoption("--gpu-report-add") and folder is None:
-        raise pytest.UsageError("--gpu-report-add needs --gpu-report")
     if wanted is None:
         if folder is not None:
             raise pytest.UsageError("--gpu-report needs --gpu-tiers")
@@ -156,52 +151,28 @@ def _as_json(gpus, tests, collected):
     }
 
 
-def _added(part, whole):
-    both = {key: whole[key] + part[key] for key in _ADDED_UP}
-    skips = collections.Counter(whole["skip_reasons"]) + collections.Counter(part["skip_reasons"])
-    both |= {"collected": max(whole["collected"], part["collected"]), "seconds": round(both["seconds"], 1)}
-    return part | both | {"skip_reasons": dict(skips)}
-
-
 class _Run:
     """Counts what runs in each tier, judges whether that is what was asked for, and writes it down."""
 
     def __init__(self, config, asked, folder):
-        self._config, self._asked = config, asked
+        self._config, self._asked, self._folder = config, asked, folder
         self._ranks, self._ranks_per_gpu = ranks_here(config), config.getoption("--ranks-per-gpu")
         self._tiers = {gpus: {} for gpus in asked or TIERS if asked or gpus <= self._ranks}  # tests by name
-        self._crashed, self._problems, self._path, self._report = [], [], None, None
-        self._before = {"arguments": [], "paths": [], "problems": [], "tiers": []}  # what this run adds to
-        if folder is not None and not hasattr(config, "workerinput"):  # xdist's own processes report to this one
-            self._look(folder)
-
-    def _look(self, folder):
-        """Find out where the report goes, and what is there already."""
-        from iris_core.bench.results import describe
-
-        self._machine = describe()
-        model = re.sub(r"[^a-z0-9]+", "-", str(self._machine["gpu"]).lower().removeprefix("nvidia ")).strip("-")
-        of = f"{self._ranks}-ranks-on-" if self._ranks_per_gpu > 1 else ""
-        self._path = path = folder / f"gpu-tests-{of}{visible_gpus()}x{model}.json"
-        if not self._config.getoption("--gpu-report-add"):
-            return
-        if not path.exists():
-            raise pytest.UsageError(f"--gpu-report-add: there is no {path}")
-        self._before = json.loads(path.read_text())
-        if self._before["source"] != _source(self._config.rootpath):
-            raise pytest.UsageError(f"--gpu-report-add: {path} is of another source, {self._before['source']}")
+        self._crashed, self._problems, self._report = [], [], None
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config, items):
         """Keep the tests of the tiers, the small ones first: the larger ones find kernels compiled already.
 
         Of the processes of pytest-xdist, each begins with some that take long: its first ones are a part of the list.
+        Those that are `alone` come last: no process but the last one waits for the others.
         """
         kept = [item for item in items if item.stash[_TIER] in self._tiers]
         config.hook.pytest_deselected(items=[item for item in items if item.stash[_TIER] not in self._tiers])
-        kept.sort(key=lambda item: item.stash[_TIER])
-        slow = [item for item in reversed(kept) if item.get_closest_marker("slow")]
-        others = [item for item in kept if not item.get_closest_marker("slow")]
+        is_alone = {item: item.get_closest_marker("alone") is not None for item in kept}
+        kept.sort(key=lambda item: (is_alone[item], item.stash[_TIER]))
+        slow = [item for item in reversed(kept) if item.get_closest_marker("slow") and not is_alone[item]]
+        others = [item for item in kept if item not in slow]
         count = getattr(config, "workerinput", {"workercount": 1})["workercount"]
         items[:] = []
         for each in range(count):
@@ -209,6 +180,15 @@ class _Run:
             taken = len(kept) * (each + 1) // count - len(items)
             items += others[:taken]
             del others[:taken]
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_runtest_protocol(self, item):
+        """Let tests that are marked `alone` have the machine for themselves."""
+        lock = os.open(self._config.rootpath, os.O_RDONLY)
+        fcntl.flock(lock, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH)
+        yield
+        fcntl.flock(lock, fcntl.LOCK_UN)  # processes that the test has forked may have it open
+        os.close(lock)
 
     def pytest_runtest_logreport(self, report):
         tier = getattr(report, "gpu_tier", None)
@@ -240,7 +220,7 @@ class _Run:
         self._judge(ran)
         if self._problems:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
-        if self._path is not None and ran:
+        if self._folder is not None and ran:
             self._write()
 
     @pytest.hookimpl(optionalhook=True)
@@ -278,34 +258,34 @@ class _Run:
         self._problems = [f"the process of {nodeid} ended" for nodeid in self._crashed]
         if ran and self._asked is None and (option.keyword or option.markexpr or option.deselect or self._arguments):
             return
-        ran_before = {tier["gpus"] for tier in self._before["tiers"] if tier["passed"] + tier["failed"]}
-        for gpus in sorted(self._tiers.keys() - ran - ran_before):
+        for gpus in sorted(self._tiers.keys() - ran):
             number = len(self._tiers[gpus])
             why = f"its {number} tests were skipped" if number else "no test of it was selected"
             self._problems.append(f"tier {gpus} did not run: {why}")
 
     def _write(self):
-        before, option = self._before, self._config.option
+        from iris_core.bench.results import describe
+
+        machine, option = describe(), self._config.option
+        model = re.sub(r"[^a-z0-9]+", "-", str(machine["gpu"]).lower().removeprefix("nvidia ")).strip("-")
+        of = f"{self._ranks}-ranks-on-" if self._ranks_per_gpu > 1 else ""
+        self._path = self._folder / f"gpu-tests-{of}{visible_gpus()}x{model}.json"
         ignored = (*(option.ignore or []), *(option.ignore_glob or []))
         paths = [*self._arguments, *(f"not {each}" for each in ignored)]
         paths += ["those that failed last"] if getattr(option, "lf", False) else []
         arguments = [arg for arg in self._config.invocation_params.args if not str(arg).startswith("--gpu-")]
         collected = self._config.stash.get(_COLLECTED, collections.Counter())
-        tiers = {tier["gpus"]: tier for tier in before["tiers"]}
-        for gpus, tests in self._tiers.items():
-            part = _as_json(gpus, tests, collected[gpus])
-            tiers[gpus] = _added(part, tiers[gpus]) if gpus in tiers else part
-        problems = [*before["problems"], *self._problems]
+        tiers = [_as_json(gpus, tests, collected[gpus]) for gpus, tests in self._tiers.items()]
         self._report = {
-            "machine": self._machine,
+            "machine": machine,
             "source": _source(self._config.rootpath),
             "ranks_per_gpu": self._ranks_per_gpu,
             "tiers_asked_for": self._asked or "all",
-            "arguments": [*before["arguments"], arguments],
-            "paths": [*before["paths"], *paths],
-            "passed": not problems and not any(tier["failed"] for tier in tiers.values()),
-            "problems": problems,
-            "tiers": [tiers[gpus] for gpus in sorted(tiers)],
+            "arguments": arguments,
+            "paths": paths,
+            "passed": not self._problems and not any(tier["failed"] for tier in tiers),
+            "problems": self._problems,
+            "tiers": tiers,
         }
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._path.write_text(json.dumps(self._report, indent=2) + "\n")

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from jobs_common import finish, said_by
-from jobs_torch_backend import IS_211, collectives, flat, start, trained, whole
+from jobs_torch_backend import IS_211, collectives, flat, small_net, start, trained, whole
 from torch._C import _distributed_c10d as c10d
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -293,11 +293,11 @@ def memory_of_the_group(store):
             "cpu", (2, 2), mesh_dim_names=("copies", "parts"), backend_override={0: backend, 1: backend}
         )
 
-        def divided(net):
-            for each in (*net, net):
-                fully_shard(each, mesh=mesh)
-                if backend == "iris":
-                    each.set_allocate_memory_from_process_group_for_comm(True)
+        net = small_net()
+        for each in (*net, net):
+            fully_shard(each, mesh=mesh)
+            if backend == "iris":
+                each.set_allocate_memory_from_process_group_for_comm(True)
 
         def look():
             if backend == "iris":
@@ -306,7 +306,7 @@ def memory_of_the_group(store):
                 buffers = [each.memory for same in made for each in same]
                 taken.append((len(buffers), all(map(operations.context().is_symmetric, buffers))))
 
-        return trained(divided, look)
+        return trained(net, after=look)
 
     assert all(map(torch.equal, parameters("iris"), parameters("gloo")))
     assert taken == [taken[0], *[(taken[1][0], True)] * 3]  # what the first steps have made is used again

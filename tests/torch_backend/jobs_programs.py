@@ -5,7 +5,7 @@ import functools
 import jobs_examples
 import torch
 import torch.distributed as dist
-from jobs_torch_backend import start, whole
+from jobs_torch_backend import start, trained
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.device_mesh import init_device_mesh
@@ -24,20 +24,6 @@ def mesh_of(backend, device, program):
     """A mesh of all ranks, with a name of its own: torch keeps plans of equal meshes, and so of groups that ended."""
     names = (f"{backend}, {program}",)
     return init_device_mesh(device, (dist.get_world_size(),), mesh_dim_names=names, backend_override={0: backend})
-
-
-def trained(net, device, part=lambda x: x):
-    """Losses, gradients and parameters of a few steps."""
-    found = []
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    for step in range(5):
-        optimizer.zero_grad()
-        x = whole((4, 6, SIZES[0]), torch.float32, 10 * dist.get_rank() + step).to(device)
-        loss = net(part(x)).square().mean()
-        loss.backward()
-        optimizer.step()
-        found += [loss, *(each.grad for each in net.parameters())]
-    return [each.full_tensor() if hasattr(each, "full_tensor") else each for each in (*found, *net.parameters())]
 
 
 def by_hook(hook, **options):

@@ -428,23 +428,24 @@ def gradients(store):
         assert unlike((words, partial(call, x, ("sum", "nonsense")[rank], group))) == []
 
 
-def trained(prepare, after):
-    """The gradients of four steps of a small net that `prepare` divides, and the parameters then.
-
-    `after` is called behind each step.
-    """
-    found = []
-    torch.manual_seed(0)
-    net = torch.nn.Sequential(torch.nn.Linear(8, 12), torch.nn.Linear(12, 5))
-    prepare(net)
+def trained(net, device="cpu", part=lambda x: x, after=lambda: None):
+    """Losses and gradients of a few steps, and parameters then; `after` is called behind each step."""
+    found, full = [], lambda x: x.full_tensor() if hasattr(x, "full_tensor") else x
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     for step in range(4):
-        net(whole((3, 8), torch.float32, 10 * dist.get_rank() + step)).square().mean().backward()
-        for each in net.parameters():
-            each.data.sub_(0.01 * each.grad)
-            found.append(each.grad.full_tensor())
-            each.grad = None
+        x = whole((4, 6, 8), torch.float32, 10 * dist.get_rank() + step).to(device)
+        loss = net(part(x)).square().mean()
+        loss.backward()
+        optimizer.step()
+        found += map(full, (loss, *(each.grad for each in net.parameters())))
+        optimizer.zero_grad()
         after()
-    return found + [each.full_tensor() for each in net.parameters()]
+    return [*found, *map(full, net.parameters())]
+
+
+def small_net():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(8, 12), torch.nn.Linear(12, 5))
 
 
 def fsdp_on_the_heap(store):
@@ -453,14 +454,12 @@ def fsdp_on_the_heap(store):
     ctx = torch_backend.context_of()
     parameters, blocks = [], []
     for on_heap in (False, True):
-
-        def divided(net, on_heap=on_heap):
-            for each in (*net, net):
-                fully_shard(each)
-            if on_heap:
-                fsdp.use_heap(net, ctx)
-
-        parameters.append(trained(divided, lambda: blocks.append(ctx.stats().num_blocks)))
+        net = small_net()
+        for each in (*net, net):
+            fully_shard(each)
+        if on_heap:
+            fsdp.use_heap(net, ctx)
+        parameters.append(trained(net, after=lambda: blocks.append(ctx.stats().num_blocks)))
     assert all(map(torch.equal, *parameters))
     assert blocks[:4] == [blocks[0]] * 4
     assert blocks[5:] == [blocks[5]] * 3 > [blocks[0]] * 3

@@ -35,7 +35,6 @@ def _run(ctx, tracing, programs, x, y, word):
 
 
 def events(device):
-    """What kernels record, and when."""
     with Iris("4MiB", device=device) as ctx:
         launch, (x, y, word) = _launch(ctx)
         launch()
@@ -65,13 +64,11 @@ def _check(events, ctx, x, y, word):
         rows = [i for i, pid in enumerate(columns["pid"]) if pid == program]
         of = {name: [values[i] for i in rows] for name, values in columns.items()}
         assert of["event_id"] == [*map(int, OF_RECORD), MINE]
-        assert of["cur_rank"] == [rank] * 5
-        assert of["target_rank"] == [rank, peer, peer, peer, rank]
+        assert (of["cur_rank"], of["target_rank"]) == ([rank] * 5, [rank, peer, peer, peer, rank])
         places = [x.data_ptr() + 128 * program, y.data_ptr() + 128 * program, word.data_ptr(), x.data_ptr()]
         assert of["address"] == [7, *places]
         assert of["payload_size"] == [0, 4 * (32 if program == 0 else 28), 128, 4, 4]
-        assert of["pid_m"] == [3, program, program, program, 5]
-        assert of["pid_n"] == [4, 0, 0, 0, 6]
+        assert (of["pid_m"], of["pid_n"]) == ([3, program, program, program, 5], [4, 0, 0, 0, 6])
         assert of["timestamp"] == sorted(of["timestamp"])
         whole, *parts, moment = of["duration_cycles"]
         assert moment == -1

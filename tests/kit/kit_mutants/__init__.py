@@ -1,30 +1,29 @@
 """Plugins that are wrong on purpose, one mistake each.  Found through entry points that test_mutants installs."""
 
+import dataclasses
 import functools
+import importlib
 import inspect
+import re
+import textwrap
+import time
 
 
-def suite(base, name, tests, **attributes):
-    """A third party's test class, as docs/conformance_kit.md shows it, with some of the tests."""
-    left_out = {test for test in dir(base) if test.startswith("test_")} - tests
-    return type(f"Test_{name}", (base,), {**dict.fromkeys(left_out), **attributes})
+@functools.cache
+def mutated(factory, edits):
+    """Return "module:class" with pieces of the module's source replaced: (piece, its replacement, piece, ...).
 
-
-def wrong(base, **changes):
-    """A class that is `base` but for some methods.
-
-    Each is a function of (self, the base's method, its arguments); what is not a function stands in the class as it is.
+    Replacements are indented as the piece's line, and may use `replace` of dataclasses, `time`, and `leaks`, which live
+    as long as the process.
     """
-
-    def method(name, function):
-        original = getattr(base, name)
-
-        @functools.wraps(original)
-        def call(self, *args, **named):
-            given = inspect.signature(original).bind(self, *args, **named).args[1:]
-            return function(self, functools.partial(original, self), *given)
-
-        return call
-
-    members = {name: method(name, each) if inspect.isfunction(each) else each for name, each in changes.items()}
-    return type(f"Wrong{base.__name__}", (base,), members)
+    module, _, name = factory.partition(":")
+    source = inspect.getsource(importlib.import_module(module))
+    for piece, replacement in zip(edits[::2], edits[1::2], strict=True):
+        assert source.count(piece) == 1, f"{module} has {source.count(piece)} of what is to be changed: {piece}"
+        line = source[: source.index(piece)].rpartition("\n")[2]
+        indentation = re.match(" *", line)[0]
+        first, *others = replacement.splitlines(keepends=True)
+        source = source.replace(piece, first + textwrap.indent("".join(others), indentation))
+    names = {"__name__": module, "replace": dataclasses.replace, "time": time, "leaks": []}
+    exec(compile(source, f"mutated {module}", "exec"), names)
+    return names[name]

@@ -9,6 +9,7 @@ One run of the stack suite sees a whole family, because each of its tests is abo
     torn     an atomic that is none
 """
 
+import inspect
 import re
 import time
 
@@ -16,20 +17,20 @@ import triton
 import triton.language as tl
 from kernel_text import kernel_of
 
-from iris_core.testing.conformance.stack_jobs import ATOMICS, NAMES, OPERATIONS, SIGNALS
+from iris_core.testing.conformance.stack_jobs import ATOMICS, NAMES, SIGNALS
 from iris_triton import interpreter, language
 from iris_triton._compat import aggregate
 from iris_triton.context import DeviceContext
 
 
-@triton.jit
+@triton.jit  # the remote rank first
 def load_swapped(
     pointer, from_rank, to_rank, heap_bases, mask=None, other=None, cache_modifier=None, volatile=False, hint=None
 ):
     return language.load(pointer, to_rank, from_rank, heap_bases, mask, other, cache_modifier, volatile, hint)
 
 
-@triton.jit
+@triton.jit  # a value that has to be given
 def wait_demanding(pointer, value, cmp: tl.constexpr, timeout_ns):
     return language.wait(pointer, value, cmp, timeout_ns=timeout_ns)
 
@@ -50,21 +51,15 @@ for _name in set(language.__all__) - {"store"}:
 
 
 _REMOTE = "from_rank, to_rank, heap_bases"
-_ORDER = "sem: tl.constexpr = None, scope: tl.constexpr = None"
-_WAIT = 'pointer, value, cmp: tl.constexpr = "ge"'
-_OP = 'op: tl.constexpr = "set"'
-PARAMETERS = {
-    "load": "pointer, to_rank, from_rank, heap_bases, mask=None, other=None",
-    "store": f"pointer, value, {_REMOTE}, mask=None",
-    **dict.fromkeys(("get", "put"), f"from_ptr, to_ptr, {_REMOTE}, mask=None, other=None"),
-    "copy": "src_ptr, dst_ptr, from_rank, to_rank, cur_rank, heap_bases, mask=None, other=None",
-    **dict.fromkeys(OPERATIONS, f"pointer, val, {_REMOTE}, mask=None, {_ORDER}"),
-    "atomic_cas": f"pointer, cmp, val, {_REMOTE}, {_ORDER}",
-    "signal": f"pointer, value, {_REMOTE}, {_OP}",
-    "put_signal": f"from_ptr, to_ptr, signal_ptr, value, {_REMOTE}, {_OP}",
-    **dict.fromkeys(("wait", "wait_any"), f"{_WAIT}, timeout_ns=0"), "test": _WAIT, "load_acquire": "pointer",
-    "barrier": "flags, rank, world_size, heap_bases, rank_start=0, rank_stride=1, group_size=None, timeout_ns=0",
-}  # fmt: skip
+
+
+def _written(function):
+    """The parameters of a device function as they stand behind `def`."""
+    text = str(inspect.signature(function.fn))[1:-1].replace("triton.language.core.", "tl.")
+    return re.sub(r"constexpr\[(\w+)\]", r"'\1'", text)
+
+
+PARAMETERS = {name: _written(getattr(language, name)) for name in NAMES}
 
 
 def call(name, without=(), **changed):
@@ -140,8 +135,6 @@ FUNCTIONS = {
 
 @aggregate
 class MuteContext:
-    """A DeviceContext whose methods do nothing."""
-
     context: tl.tensor
 
     @triton.constexpr_function
@@ -162,6 +155,10 @@ for _names, _text in (
     for _name in _names:
         setattr(MuteContext, _name, _method)
 
+FUNCTIONS |= {
+    "swapped-ranks": {"load": load_swapped, "wait": wait_demanding},
+    "swapped-method": {"DeviceContext": OtherContext}, "mute-methods": {"DeviceContext": MuteContext},
+}  # fmt: skip
 FAMILIES = {**{kind: set(names) for kind, names in WRONG.items()}, "mute-methods": set(NAMES)}
 """Which functions, or methods, are wrong."""
 FAMILIES["near"].add("barrier")  # its test stores

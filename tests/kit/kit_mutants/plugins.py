@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-import importlib
+import functools
 
 from iris_allocators.settings import VmemSettings
 from iris_core.diagnosis import Finding, Verdict
@@ -11,10 +10,12 @@ from iris_core.hooks import hookimpl
 from iris_core.settings import PluginSettings
 from iris_core.types import Availability, Capability, DeviceType, PluginInfo, PluginKind
 from iris_triton.settings import TritonSettings
-from kit_mutants import killers
+from kit_mutants import mutants, mutated
 
 _REMOTE = frozenset({Capability.REMOTE_LOAD_STORE, Capability.REMOTE_ATOMICS})
 RIGHT_ALLOCATOR = "iris_allocators.host:HostAllocator"
+RIGHT_GROWING = "iris_allocators.vmem.allocator:VmemAllocator"
+RIGHT_BACKEND = "iris_triton.backend:TritonBackend"
 
 
 class Settings(PluginSettings):
@@ -25,19 +26,17 @@ class Settings(PluginSettings):
 
 
 class Plugin:
-    """Creates `factory` ("module:class"), which is imported only then, and gives it its own description."""
+    """Creates `factory` ("module:class") with the edits of a mutant, imported only then, with its own description."""
 
-    settings = Settings
-
-    def __init__(self, kind, name, factory):
-        if kind is PluginKind.BACKEND:
-            self.settings = TritonSettings
+    def __init__(self, kind, name, factory=RIGHT_ALLOCATOR, edits=(), settings=None, **changes):
+        self.settings = settings or (TritonSettings if kind is PluginKind.BACKEND else Settings)
         devices = set(DeviceType) if kind is PluginKind.BACKEND else {DeviceType.CPU}
         relation = (
             {"provides": _REMOTE | {Capability.DECOMMIT}} if kind is PluginKind.ALLOCATOR else {"requires": _REMOTE}
         )
-        self.info = PluginInfo(name=name, kind=kind, summary="wrong on purpose", devices=frozenset(devices), **relation)
-        self.factory = factory
+        about = {"summary": "wrong on purpose", "devices": frozenset(devices), **relation, **changes}
+        self.info = PluginInfo(name=name, kind=kind, **about)
+        self.factory, self.edits = factory, edits
 
     @hookimpl
     def iris_plugin_info(self):
@@ -53,10 +52,8 @@ class Plugin:
 
     @hookimpl
     def iris_plugin_create(self, request):
-        module, _, name = self.factory.partition(":")
-        cls = getattr(importlib.import_module(module), name)
-        # a class of its own, so that mutants of one class do not share what they say of themselves
-        return type(name, (cls,), {"info": property(lambda _: self.info)})(request)
+        # a class of its own, so that plugins of one class do not share what they say of themselves
+        return type("Created", (mutated(self.factory, self.edits),), {"info": property(lambda _: self.info)})(request)
 
 
 class RequiredSettings(PluginSettings):
@@ -72,63 +69,43 @@ class UndescribedSettings(PluginSettings):
     undescribed: int = 1
 
 
-def hooked(name, hook):
-    return type("Hooked", (Plugin,), {f"iris_plugin_{name}": hookimpl(hook)})
+def _mutants(kind, factory, table, always=(), **changes):
+    return {name: Plugin(kind, name, factory, (*always, *edits), **changes) for name, (_, *edits) in table.items()}
 
 
-def _plugins(kind, module, names, prefix=""):
-    """Plugins for classes that are called as the plugins, in another spelling."""
-    classes = {name: name.replace("-", " ").title().replace(" ", "") for name in names}
-    made = {prefix + name: f"kit_mutants.{module}:{each}" for name, each in classes.items()}
-    return {name: Plugin(kind, name, factory) for name, factory in made.items()}
+def _hooked(name, hook, function):
+    return type("Hooked", (Plugin,), {f"iris_plugin_{hook}": hookimpl(function)})(PluginKind.ALLOCATOR, name)
 
 
-ALLOCATORS = {"right-allocator": Plugin(PluginKind.ALLOCATOR, "right-allocator", RIGHT_ALLOCATOR)}
-ALLOCATORS |= _plugins(PluginKind.ALLOCATOR, "allocators", killers.ALLOCATORS)
-_undeclared = ALLOCATORS["undeclared-capability"]
-_undeclared.info = dataclasses.replace(_undeclared.info, provides=_REMOTE)
+_ALLOCATOR = functools.partial(Plugin, PluginKind.ALLOCATOR)
+ALLOCATORS = _mutants(PluginKind.ALLOCATOR, RIGHT_ALLOCATOR, {"right-allocator": ("",)} | mutants.ALLOCATORS)
+ALLOCATORS["undeclared-capability"] = _ALLOCATOR("undeclared-capability", provides=_REMOTE)
+GROWING = _mutants(
+    PluginKind.ALLOCATOR, RIGHT_GROWING, {"right-growing": ("",)} | mutants.GROWING, mutants.ON_FAKE,
+    settings=VmemSettings, provides=_REMOTE | {Capability.GROWTH, Capability.DECOMMIT, Capability.IMPORT_TENSOR},
+)  # fmt: skip
+BACKENDS = _mutants(PluginKind.BACKEND, RIGHT_BACKEND, {"right-backend": ("",)} | mutants.BACKENDS)
+OPTIONAL = _mutants(PluginKind.BACKEND, RIGHT_BACKEND, mutants.OPTIONAL)
+FAMILIES = _mutants(PluginKind.BACKEND, RIGHT_BACKEND, mutants.FAMILIES)
 
-GROWING = _plugins(PluginKind.ALLOCATOR, "growing", ["right-growing", *killers.GROWING])
-for _plugin in GROWING.values():
-    _plugin.settings = VmemSettings
-    _more = {Capability.GROWTH, Capability.DECOMMIT, Capability.IMPORT_TENSOR}
-    _plugin.info = dataclasses.replace(_plugin.info, provides=_REMOTE | _more)
-
-BACKENDS = {"right-backend": Plugin(PluginKind.BACKEND, "right-backend", "iris_triton.backend:TritonBackend")}
-BACKENDS |= _plugins(PluginKind.BACKEND, "backends", killers.BACKENDS)
-OPTIONAL = _plugins(PluginKind.BACKEND, "backends", killers.OPTIONAL)
-FAMILIES = _plugins(PluginKind.BACKEND, "backends", killers.FAMILIES)
-
-_OPS = "all-reduce all-gather reduce-scatter all-to-all broadcast reduce gather scatter push"
-RIGHT_COLLECTIVES = _plugins(PluginKind.COLLECTIVE, "reference", _OPS.split(), "right-")
-COLLECTIVES = RIGHT_COLLECTIVES | _plugins(PluginKind.COLLECTIVE, "collectives", killers.COLLECTIVES)
-
-_CLASSES = {
-    "no-reason": hooked("probe", lambda self, target: Availability(ok=target.type is DeviceType.CPU)),
-    "wrong-argument": hooked("probe", lambda self, device: Availability.yes()),
-    "raising-diagnosis": hooked("diagnose", lambda self, targets: 1 / 0),
-    "wordless-diagnosis": hooked("diagnose", lambda self: [Finding("the driver", Verdict.BROKEN, " ")]),
+_CLASSES = ["AllReduce", "AllGather", "ReduceScatter", "AllToAll", "Broadcast", "Reduce", "Gather", "Scatter", "Push"]
+_OF = {f"right-{each}": each for each in _CLASSES} | dict.fromkeys(mutants.COLLECTIVES, "AllReduce") | mutants.CLASSES
+COLLECTIVES = {
+    name: Plugin(PluginKind.COLLECTIVE, name, f"kit_mutants.reference:{of}", mutants.COLLECTIVES.get(name, ("",))[1:])
+    for name, of in _OF.items()
 }
 PLUGINS = {
-    name: _CLASSES.get(name, Plugin)(PluginKind.ALLOCATOR, name, RIGHT_ALLOCATOR)
-    for name in killers.PLUGINS
-    if name != "heavy"
+    "required-settings": _ALLOCATOR("required-settings", settings=RequiredSettings),
+    "undescribed-settings": _ALLOCATOR("undescribed-settings", settings=UndescribedSettings),
+    "no-reason": _hooked("no-reason", "probe", lambda self, target: Availability(ok=target.type is DeviceType.CPU)),
+    "wrong-argument": _hooked("wrong-argument", "probe", lambda self, device: Availability.yes()),
+    "other-name": _ALLOCATOR("another-name"),
+    "no-summary": _ALLOCATOR("no-summary", summary=""),
+    "raising-diagnosis": _hooked("raising-diagnosis", "diagnose", lambda self, targets: 1 / 0),
+    "wordless-diagnosis": _hooked(
+        "wordless-diagnosis", "diagnose", lambda self: [Finding("the driver", Verdict.BROKEN, " ")]
+    ),
 }
-PLUGINS["required-settings"].settings = RequiredSettings
-PLUGINS["undescribed-settings"].settings = UndescribedSettings
-PLUGINS["other-name"].info = dataclasses.replace(PLUGINS["other-name"].info, name="another-name")
-PLUGINS["no-summary"].info = dataclasses.replace(PLUGINS["no-summary"].info, summary="")
 
-
-def attribute(kind, name):
-    """Name under which a plugin stands in this module, for its entry point."""
-    return f"{kind}_{name.replace('-', '_')}"
-
-
-KINDS = {
-    PluginKind.ALLOCATOR: ALLOCATORS | GROWING | PLUGINS,
-    PluginKind.BACKEND: BACKENDS | OPTIONAL | FAMILIES,
-    PluginKind.COLLECTIVE: COLLECTIVES,
-}
-for _kind, _named in KINDS.items():
-    globals().update({attribute(_kind, name): plugin for name, plugin in _named.items()})
+ALL = ALLOCATORS | GROWING | PLUGINS | BACKENDS | OPTIONAL | FAMILIES | COLLECTIVES
+globals().update({name.replace("-", "_"): plugin for name, plugin in ALL.items()})

@@ -20,8 +20,6 @@ _CHUNKS = ("reduce_scatter", "scatter")  # of what is made of the inputs, every 
 
 
 class Done:
-    """A handle of what is done already."""
-
     def wait(self, timeout_s=None):
         pass
 
@@ -38,7 +36,6 @@ class Plan:
         self._world = context._world.subworld(request.members).apart("kit")
 
     def exchange(self, mine):
-        """Return what every member has brought."""
         return [self._world.broadcast_object(mine, member) for member in range(self.request.group_size)]
 
     def exchange_tensors(self, mine):
