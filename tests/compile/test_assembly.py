@@ -457,9 +457,9 @@ def test_products(size, form):
         "peers": peers(size), "kind": 5, "m": 64, "n": 4096, "k": 8192, "rows": 64 // size, "inner": 8192, "span": 4096,
         "a_down": 8192, "b_down": 4096, "out_down": 4096, "tiles_m": 1, "tiles_n": 64, "GROUP": 8, "slot": 1 << 16,
         "box": 1 << 21, "half": 1 << 20, "timeout_ns": 10**9, "status": 1 << 40, "N": size, "FORM": form, "DIM": 0,
-        "DT": tl.bfloat16, "BIAS": "none", "A_ALIGNED": True, "B_ALIGNED": True, "OUT_ALIGNED": True, "BM": 64, "BN": 64, "BK": 128,
-        "EVEN_K": True, "PRECISION": "ieee", "A_CACHE": "", "B_CACHE": "", "STAGES": 5, "SCALES": "none", "SPLITS": 2,
-        "TURNED": True, "PROGRAMS": 128, "C": 512, "num_warps": 4,
+        "DT": tl.bfloat16, "BIAS": "none", "A_ALIGNED": True, "B_ALIGNED": True, "OUT_ALIGNED": True, "BM": 64,
+        "BN": 64, "BK": 128, "EVEN_K": True, "PRECISION": "ieee", "A_CACHE": "", "B_CACHE": "", "STAGES": 5,
+        "SCALES": "none", "SPLITS": 2, "TURNED": True, "PROGRAMS": 128, "C": 512, "num_warps": 4,
     })  # fmt: skip
     text = assembly(compiled)
     assert text.count("wgmma.mma_async") == 8
