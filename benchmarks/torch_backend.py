@@ -59,16 +59,19 @@ LAYERS = {64: 2, 2048: 20, 4096: 5}  # by width: those for GPUs have a billion p
 FUSED, ASYNC_TP = "iris fused", "nccl async-tp"
 PEERS = ("nccl", "gloo", ASYNC_TP)
 
-_groups: list[Any] = []
+_groups: dict[str, Any] = {}
 
 
-def iris_group(ctx: Iris) -> Any:
-    """Return a process group of backend "iris" whose contexts are as `ctx`.  Collective, the first time."""
-    if not _groups:
+def iris_group(ctx: Iris, place: str = ORDINARY) -> Any:
+    """Return a process group of backend "iris" whose contexts are as `ctx`.  Collective, the first time.
+
+    Tensors on the heap have another one: a group whose first call of a kind had ordinary tensors uses no heap for it.
+    """
+    if place not in _groups:
         kind = torch.device(ctx.device).type
         options = torch_backend.Options(ctx.heap_size, devices=(kind,), **ctx.plugin_names)
-        _groups.append(dist.new_group(backend="iris", pg_options=options))
-    return _groups[0]
+        _groups[place] = dist.new_group(backend="iris", pg_options=options)
+    return _groups[place]
 
 
 def mesh_of(group: Any, name: str, ctx: Iris) -> DeviceMesh:
@@ -129,7 +132,7 @@ def sizes(options: RunOptions) -> list[int]:
 @bench.axis("nbytes", sizes)
 def all_reduce(state: State, ctx: Iris) -> None:
     """The sum of all ranks' tensors, in place."""
-    group = iris_group(ctx)
+    group = iris_group(ctx, state["place"])
     own, nccl = torch_backend.context_of(group), peer_name(state)
     sample = Sample.of_bytes("all_reduce", DTYPE, ctx.cur_rank, ctx.num_ranks, state["nbytes"])
     state.enter(own.scope())
