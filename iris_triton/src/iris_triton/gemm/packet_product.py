@@ -1,4 +1,4 @@
-"""`packets`: products of up to 1,024 rows on NVIDIA GPUs, in one launch, whose tiles or whose A travel as packets.
+"""`packets`: products of up to 512 rows on NVIDIA GPUs, in one launch, whose tiles or whose A travel as packets.
 
 Chosen for few rows, as measurements say: then a product takes as long as B takes to be read, and what matters is that
 nothing is added to that.  Programs divide the tiles, and where these are few also the inner dimension (split-K);
@@ -276,7 +276,7 @@ def packet_product(
     boxes.confirm(counters, claimed, epoch, me, status, rank)
 
 
-_MOST_ROWS, _FEW_ROWS, _MOST_SPLITS = 1024, 128, 8
+_MOST_ROWS, _FEW_ROWS, _MOST_SPLITS = 512, 128, 8
 _SHARED_NBYTES = {"sm_90": 200_000, "sm_100": 200_000, "": 96_000}  # of a program, for its stages
 _MANY = 8192  # elements of a tile from which on 8 warps are faster than 4 (H200)
 _HELD = 16  # packets that a thread receives at a time, of all members
