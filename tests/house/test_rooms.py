@@ -62,7 +62,7 @@ BUDGETS = {
     "iris_triton/collectives": 4255,
     "iris_triton/checker": 4116,
     "iris_triton/demos": 151,
-    "iris_triton/gemm": 2688,
+    "iris_triton/gemm": 2691,
     "iris_triton/interpreter": 3536,
     "iris_triton/language": 1806,
     "iris_triton/rocm_iris": 1033,
@@ -98,7 +98,7 @@ FEATURES = {
     ),
     "checker": (4496, ("iris_triton.checker", "iris_core.cli.check", "iris_core.cli.all_orders")),
 }  # fmt: skip
-REST = 38_451
+REST = 38_446
 """Lines of all else, at most; 38,000 were planned."""
 
 ENGINE = 4000

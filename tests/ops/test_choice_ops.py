@@ -143,6 +143,22 @@ def test_algorithms_say_what_they_cannot():
         assert 0 < each.cost(small) < each.cost(large)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("columns", [16, 32, 64, 128])
+@pytest.mark.parametrize("m", [1, 32, 128])
+def test_each_thread_has_packets_of_its_own(dtype, columns, m):
+    """Where two send the same one, the second may come when the first was received, and stays for another call."""
+    algorithm = next(each for each in operations() if (each.op, each.name) == (REQUEST.op, "packets"))
+    packets = max(16, m) * columns * getattr(torch, dtype).itemsize // 16
+    for config in ({}, {"num_warps": 2}, {"num_warps": 8}, {"num_warps": 32}):
+        options = {**REQUEST.options, "config": {"block_size_n": columns, **config}}
+        request = replace(REQUEST, m=m, dtype=dtype, out_dtype=dtype, options=options, processors=132)
+        if algorithm.supports(request):
+            assert 32 * algorithm._tiling(request).options["num_warps"] <= packets
+        else:
+            assert 32 * config["num_warps"] > packets
+
+
 def test_tiles_of_a_launch():
     large = tiling(REQUEST, 1024, 3584)
     assert (large.block_m, large.block_n, large.constants["EVEN_K"]) == (128, 256, True)

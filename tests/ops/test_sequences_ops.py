@@ -1,11 +1,13 @@
 """Many calls one after the other, in groups, beside each other, in graphs; calls that are refused."""
 
 import re
+import time
 from functools import partial
 
 import pytest
 import torch
-from jobs_common import unlike
+from jobs_ccl import on_heap
+from jobs_common import said_by, unlike
 from jobs_ops import Tensors, call, verify
 from jobs_sequences import back_to_back, captured, in_groups
 from ops_cases import OPS, SEVERAL, Case, algorithms, dims, kinds
@@ -83,6 +85,44 @@ def workspaces(device):
         assert verify(case, tensors, 5) == []
         ctx.barrier()
     assert unlike((".*closed", lambda: call(ctx, case, tensors, workspace=mine))) == []
+
+
+@on_heap("24MiB", packets=True)
+def again_after_resets(ctx, case):
+    """The epochs begin again, and what programs have told each other before must not count."""
+    tensors, wrong = Tensors(ctx, case, ctx.cur_rank, ctx.num_ranks), []
+    for turn in range(4):
+        tensors.fill(turn)
+        call(ctx, case, tensors)
+        wrong += verify(case, tensors, turn)
+        ctx.ccl.reset()
+    return wrong
+
+
+@on_heap("24MiB", packets=True, IRIS_DEVICE_TIMEOUT="1")
+def one_is_missing(ctx, case):
+    """Programs without packets wait for those that wait for the packets of rank 1."""
+    tensors = Tensors(ctx, case, ctx.cur_rank, ctx.num_ranks)
+    call(ctx, case, tensors)
+    ctx.barrier()
+    if ctx.cur_rank != 1:
+        call(ctx, case, tensors)
+    time.sleep(3)
+
+
+@on_heap("24MiB", packets=True)
+def far_apart(ctx):
+    """Elements of a row with more than 2**31 others between the first and the last one."""
+    memory, config = torch.empty(70_000_000 * 32, dtype=torch.bfloat16), FusedConfig(algorithm="packets")
+    far = memory.as_strided((ctx.num_ranks, 32), (1, 70_000_000))
+    near, matrix = torch.ones(1, 32, dtype=far.dtype), torch.ones(32, 32, dtype=far.dtype)
+    ctx.ops.matmul_all_reduce(far[:1], near, matrix, config=config)
+    wrong = far[0] != 32 * ctx.num_ranks
+    out = torch.empty(far.shape, dtype=far.dtype)
+    ctx.ops.all_gather_matmul(out, far[:1].fill_(1), matrix, config=config, gather_dim=0)
+    wrong |= (out != 32).any(0)
+    ctx.ops.matmul_all_gather(far, near, matrix, config=config)
+    return int((wrong | (far != 32).any(0)).sum())
 
 
 def without_gradients(device):
@@ -221,6 +261,27 @@ def test_back_to_back_with_changing_data(pool, num_ranks, device):
 ])  # fmt: skip
 def test_no_grad_workspaces_and_little_room(pool, job, num_ranks, device, args):
     assert pool.run(job, num_ranks, device, *args) == [None] * num_ranks
+
+
+PROGRAMS = {"num_sms": 4, "block_size_n": 64, "block_size_k": 16}
+
+
+@pytest.mark.parametrize("case", [
+    Case("matmul_all_reduce", "packets", (4, 64, 256), config=PROGRAMS),
+    Case("all_gather_matmul", "packets", (4, 256, 256), dim=0, config=PROGRAMS),
+], ids=lambda case: case.op)  # fmt: skip
+def test_packets_after_resets(pool, case, device):
+    assert pool.run(again_after_resets, 2, device, case) == [[]] * 2
+
+
+def test_a_late_packet_names_its_sender(pool):
+    case = Case("all_gather_matmul", "packets", (4, 256, 64), dim=0, config=PROGRAMS)
+    for text in pool.run(partial(said_by, one_is_missing), 3, "cpu", case):
+        assert "where the data of rank 1 arrives" in text
+
+
+def test_packets_of_elements_that_are_far_apart(pool):
+    assert pool.run(far_apart, 2, "cpu") == [0, 0]
 
 
 @pytest.mark.parametrize("num_ranks", [2])

@@ -5,7 +5,7 @@ member's shard, and set a flag for each block of rows; the others begin with the
 Shards are rows (gather_dim 0) or columns (gather_dim 1) of A; their rows are dense and begin at multiples of 16 bytes.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -133,16 +133,6 @@ def fetch_product(
 _FETCHERS = 16  # programs that copy for the others, by default; each fills a multiprocessor
 
 
-def after_gathering(kernel: Callable[..., None], gather: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., None]:
-    """Return a function that launches a kernel with the scales of A of all members."""
-
-    def run(stream: Any, *tensors: torch.Tensor) -> None:
-        *others, a_scales, b_scales = tensors
-        kernel(stream, *others, gather(a_scales), b_scales)
-
-    return run
-
-
 class Fetch(Fused):
     """`fetch`, with `num_fetch_sms` programs that copy."""
 
@@ -188,5 +178,10 @@ class Fetch(Fused):
             "FETCHERS": fetchers,
         }
         kernel = bind(request, host, fetch_product, fetchers + computing, arguments, tiles.options)
-        run = kernel if request.scales == "none" else after_gathering(kernel, bind_scales(request, host))
-        return Plan(run, staged_a=staged, aux_buffer=buffer, locks=state[fetchers + computing :])
+        gather: Any = None if request.scales == "none" else bind_scales(request, host)
+
+        def run(stream: Any, *tensors: torch.Tensor) -> None:
+            *others, a_scales, b_scales = tensors
+            kernel(stream, *others, gather(a_scales), b_scales)
+
+        return Plan(run if gather else kernel, staged_a=staged, aux_buffer=buffer, locks=state[fetchers + computing :])

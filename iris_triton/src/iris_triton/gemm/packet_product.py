@@ -21,9 +21,8 @@ import triton
 import triton.language as tl
 
 from iris_core.dispatch.products import SCALED_BLOCK
-from iris_core.dispatch.team import Host, lasting
+from iris_core.dispatch.team import Host, rounded
 from iris_core.errors import UnsupportedError
-from iris_core.providers.baseline import bind_scales
 from iris_core.providers.model import fixed_s, moving_s, product_s
 from iris_core.types import DeviceType, FusedRequest
 from iris_triton.collectives.packets import mailbox as boxes
@@ -31,9 +30,8 @@ from iris_triton.collectives.packets.arithmetic import elements_of, words_of
 from iris_triton.collectives.packets.packet import clear, encode, poll, push
 from iris_triton.collectives.parts.barrier import publish
 from iris_triton.collectives.parts.elements import item_nbytes
-from iris_triton.gemm.fetch_product import after_gathering
 from iris_triton.gemm.parts import tiles as parts
-from iris_triton.gemm.parts.fused import Fused, Plan, Tiling, arguments_of, bind
+from iris_triton.gemm.parts.fused import USED_CONFIG, Fused, Plan, Tiling, arguments_of, bind
 from iris_triton.language.flags import await_flag, await_flags, lanes_for
 
 _SCALED_BLOCK = tl.constexpr(SCALED_BLOCK)
@@ -62,7 +60,7 @@ def _gather(
         row, column = element // inner, element % inner
         place = packet.to(tl.int64) * 16 + at
         if SEND:
-            where = a + row.to(tl.int64) * a_down + column * a_right
+            where = a + row.to(tl.int64) * a_down + column.to(tl.int64) * a_right
             values = tl.load(where, mask=element < total * EACH, other=0.0)
             raw = encode(words_of(values, C), mark, flags, ENC)
             for i in tl.static_range(N):
@@ -78,9 +76,9 @@ def _gather(
     if not SEND:
         publish(words + tl.program_id(0), epoch + 1, "gpu")
         lanes = lanes_for(PROGRAMS)
-        await_flags(
-            words + lanes % PROGRAMS, epoch + 1, lanes < PROGRAMS, "eq", "acquire", "gpu", timeout_ns,
-            tl.cast(status, tl.int64), rank
+        await_flags(  # for longer than a program waits for packets, whose report names their sender
+            words + lanes % PROGRAMS, epoch + 1, lanes < PROGRAMS, "eq", "acquire", "gpu",
+            2 * tl.cast(timeout_ns, tl.int64), tl.cast(status, tl.int64), rank
         )  # fmt: skip
 
 
@@ -193,7 +191,7 @@ def packet_product(
     Args (beside those of `iris_triton.gemm.parts.tiles`):
         counters, peers, kind, box, half, N, LOOKS: see `iris_triton.collectives.packets.exchange.exchange`.
         partial: float32, local memory for the tiles of all splits but the first.
-        words: int32, local: of programs, then of tiles and splits; an epoch and 1 when what they say is there.
+        words: int32, this rank's: of programs, then of tiles and splits; an epoch and 1 when what they say is there.
         gathered: local memory for A of all members, m x k; None but for all_gather_matmul.
         rows, inner: what a member sends of A; else the rows that it owns, of m.
         span: inner dimension of a split.
@@ -211,6 +209,7 @@ def packet_product(
     end = tl.minimum(first + span, k)
     epoch, found = boxes.look(counters, 1, me, N, LOOKS)
     at = tl.cast(box, tl.int64) + (epoch & 1).to(tl.int64) * half
+    slot = tl.cast(slot, tl.int64)
     mark = boxes.mark_of(epoch)
     tile_words = words
     if FORM == "a":
@@ -280,6 +279,7 @@ _MOST_ROWS, _FEW_ROWS, _MOST_SPLITS = 512, 128, 8
 _SHARED_NBYTES = {"sm_90": 200_000, "sm_100": 200_000, "": 96_000}  # of a program, for its stages
 _MANY = 8192  # elements of a tile from which on 8 warps are faster than 4 (H200)
 _HELD = 16  # packets that a thread receives at a time, of all members
+_UNUSED = "block_size_m", "num_xcds", "chunk_size"  # fields of the config
 _HOP_S, _WIRE = 1.0e-6, 3.4e11  # of the model: seconds, and bytes per second
 
 
@@ -288,10 +288,7 @@ class PacketProduct(Fused):
 
     deterministic = True
     devices: tuple[DeviceType, ...] = (DeviceType.CUDA,)  # tests of the protocol emulate the assembly on others
-    uses = (
-        "block_size_n", "block_size_k", "group_size_m", "num_sms", "cache_modifier_a", "cache_modifier_b", "num_warps",
-        "num_stages",
-    )  # fmt: skip
+    uses = tuple(name for name in USED_CONFIG if name not in _UNUSED)
     serves: ClassVar[dict[str, Any]] = {"layout": "torch"}
 
     def _problem(self, request: FusedRequest) -> str:
@@ -306,7 +303,20 @@ class PacketProduct(Fused):
         dtype = getattr(torch, request.dtype if self.op == "all_gather_matmul" else request.out_dtype)
         if not dtype.is_floating_point or dtype.itemsize not in (2, 4):
             return f"its packets carry floats of 16 and 32 bits, and not {dtype}"
-        return "" if self._sent(request)[1] * dtype.itemsize % boxes.PACKET == 0 else "rows are no multiple of 16 bytes"
+        if self._sent(request)[1] * dtype.itemsize % boxes.PACKET:
+            return "rows are no multiple of 16 bytes"
+        tiles, warps = self._tiling(request), request.options["config"].get("num_warps", 1)
+        if self.op != "all_gather_matmul" and warps > (most := self._most_warps(request, tiles.block_m, tiles.block_n)):
+            return f"num_warps is {warps}, and the packets of a tile are enough for {most}"
+        return ""
+
+    def _most_warps(self, request: FusedRequest, rows: int, columns: int) -> int:
+        """Return how many warps send a tile, at least a packet for each thread.
+
+        With fewer, several threads would send the same packet, and one of them after it was received and cleared.
+        """
+        item: int = getattr(torch, request.out_dtype).itemsize
+        return rows * columns * item // (32 * boxes.PACKET)
 
     def _sent(self, request: FusedRequest) -> tuple[int, int]:
         """Return rows and columns of what a member sends to one other: of the product, or of A."""
@@ -332,10 +342,12 @@ class PacketProduct(Fused):
         """Fields of configs: tiles of more or fewer columns."""
         return [{"block_size_n": 32}, {"block_size_n": 64}, {"block_size_n": 128}]
 
-    def _tiling(self, request: FusedRequest, most: int) -> Tiling:
-        """Return the tiles for `most` programs at most, of which SPLITS share one."""
+    def _tiling(self, request: FusedRequest) -> Tiling:
+        """Return the tiles, for programs that are there at the same time, of which SPLITS share one."""
         config, item = request.options["config"], getattr(torch, request.dtype).itemsize
         on_cpu = request.target.type is DeviceType.CPU
+        most = min(config.get("num_sms", request.processors), boxes.MAX_PROGRAMS)
+        most = most if on_cpu else min(most, request.processors)
         rows = max(16, min(_FEW_ROWS, triton.next_power_of_2(request.m)))
         tiles_m = -(-request.m // rows)
         columns = config.get("block_size_n", 64 if tiles_m * -(-request.n // 64) <= most else 128)
@@ -357,13 +369,12 @@ class PacketProduct(Fused):
             "SPLITS": splits, "TURNED": request.scales == "none" and columns >= 64, "PROGRAMS": groups * splits,
             "GROUP": config.get("group_size_m", 8), "span": span,
         }  # fmt: skip
-        warps = config.get("num_warps", 8 if rows * columns >= _MANY else 4)
+        usual = min(8 if rows * columns >= _MANY else 4, self._most_warps(request, rows, columns))
+        warps = config.get("num_warps", usual)
         return Tiling(rows, columns, constants, {} if on_cpu else {"num_warps": warps})
 
     def prepare(self, request: FusedRequest, host: Host) -> Plan:
-        team, config, on_cpu = host.team, request.options["config"], request.target.type is DeviceType.CPU
-        most = min(config.get("num_sms", 1 if on_cpu else host.processors), boxes.MAX_PROGRAMS)
-        tiles = self._tiling(request, most if on_cpu else min(most, host.processors))
+        team, tiles = host.team, self._tiling(request)
         splits, programs = tiles.constants["SPLITS"], tiles.constants["PROGRAMS"]
         warps = tiles.options.get("num_warps", 1)
         form, size = self._form(request), team.size
@@ -383,9 +394,9 @@ class PacketProduct(Fused):
             raise UnsupportedError(f"{self.name!r} needs a workspace that holds all rows: see IRIS_CCL_WORKSPACE")
         arguments = arguments_of(request, tiles, request.m, request.out_stride)
         every = arguments["tiles_m"] * arguments["tiles_n"]
-        words = lasting(lambda: torch.zeros(programs + every * splits, dtype=torch.int32, device=team.device))
-        if words.is_cuda:
-            torch.cuda.current_stream(words.device).synchronize()  # it may first be used on another stream
+        # A region: `reset` clears it together with the epochs.
+        flags = team.region(f"flags of products at {mailbox.offset_bytes}", rounded(4 * (programs + every * splits)))
+        words = flags.tensor.view(torch.int32)
         partial = gathered = None
         if splits > 1:
             nbytes = 4 * (splits - 1) * every * tiles.block_m * tiles.block_n
@@ -400,7 +411,4 @@ class PacketProduct(Fused):
             "slot": packets * boxes.PACKET, "FORM": form, "DIM": request.options.get("gather_dim", 0),
             "DT": getattr(tl, dtype), "C": here,
         }  # fmt: skip
-        kernel = bind(request, host, packet_product, programs, arguments, tiles.options)
-        scaled = form == "a" and request.scales != "none"
-        run = after_gathering(kernel, bind_scales(request, host)) if scaled else kernel
-        return Plan(run, locks=words)
+        return Plan(bind(request, host, packet_product, programs, arguments, tiles.options), locks=words)
