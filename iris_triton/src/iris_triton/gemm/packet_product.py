@@ -2,7 +2,7 @@
 
 Chosen for few rows, as measurements say: then a product takes as long as B takes to be read, and what matters is that
 nothing is added to that.  Programs divide the columns, and where these are few also the inner dimension (split-K);
-partial sums of a tile are added by its first program, in order.
+partial sums of a tile are added by its first program, in order.  What travels::
 
     matmul_all_reduce       tiles go to all members, each of which adds them up; where that are many bytes, a member
                             adds up its band of each tile's rows, and sends the sums to all
