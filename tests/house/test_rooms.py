@@ -59,18 +59,18 @@ BUDGETS = {
     "iris_allocators/nccl": 225,
     "iris_allocators/vmem": 656,
     "iris_triton/*.py": 1493,
-    "iris_triton/collectives": 4255,
-    "iris_triton/checker": 4116,
+    "iris_triton/collectives": 4253,
+    "iris_triton/checker": 4071,
     "iris_triton/demos": 151,
     "iris_triton/gemm": 2686,
-    "iris_triton/interpreter": 3536,
-    "iris_triton/language": 1806,
-    "iris_triton/rocm_iris": 1033,
+    "iris_triton/interpreter": 3528,
+    "iris_triton/language": 1801,
+    "iris_triton/rocm_iris": 1021,
     "iris_triton/testing": 578,
-    "iris_triton/tiles": 1043,
+    "iris_triton/tiles": 1021,
     "iris_gluon/*.py": 692,
-    "iris_gluon/gemm": 1180,
-    "iris_gluon/interpreter": 1491,
+    "iris_gluon/gemm": 1135,
+    "iris_gluon/interpreter": 1489,
 }
 
 # What came after the rooms were built, in whose budgets it is: lines at most of each, and the modules and packages.
@@ -98,7 +98,7 @@ FEATURES = {
     ),
     "checker": (4500, ("iris_triton.checker", "iris_core.cli.check", "iris_core.cli.all_orders")),
 }  # fmt: skip
-REST = 38_536
+REST = 38_440
 """Lines of all else, at most; 38,000 were planned."""
 
 # What does not keep to the rules yet: only ever shorter.

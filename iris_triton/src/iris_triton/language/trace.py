@@ -156,17 +156,12 @@ cpu_entry(_ticks_after)(lambda program, value: np.int64(time.monotonic_ns()))
 
 @aggregate
 class DeviceTracing:
-    """Tracing in a kernel: `ctx.tracing` of both languages' contexts.
+    """Tracing in a kernel: `ctx.tracing` of both languages' contexts."""
 
-    Attributes:
-        words: pointer to the tracing words of the context tensor.
-        rank: the caller.
-        enabled: whether the kernel was compiled with tracing (constexpr).  Without it nothing here leaves an
-            instruction; with it, events are recorded while the host has tracing on.
-    """
-
-    words: tl.tensor
-    rank: tl.tensor
+    words: tl.tensor  #: pointer to the tracing words of the context tensor
+    rank: tl.tensor  #: the caller
+    #: whether the kernel was compiled with tracing (constexpr).  Without it nothing here leaves an instruction; with
+    #: it, events are recorded while the host has tracing on.
     enabled: tl.constexpr
 
     @triton.jit

@@ -43,18 +43,16 @@ def copies_obstacle(device: DeviceType) -> str:
 class Engines(NamedTuple):
     """What the copy engines of a device do, without a multiprocessor; asynchronous on a GPU, at once on the CPU.
 
-    Attributes:
-        copy: copies memory that this process can address, peers' included: target, source, bytes, stream.
-        write: writes a 32-bit word of such memory after all earlier work of a stream: address, value, 0, stream.  A
-            kernel that fills the device may wait for it; it must acquire with scope "sys".
-        address, raw: make what both take of an address, and of a raw stream (0 for the default one).  NVIDIA's bindings
-            convert numbers to objects at every call, which takes longer than the rest of the call in Python.
-
-    Both raise DriverError where the driver refuses.
+    `copy` and `write` raise DriverError where the driver refuses.
     """
 
+    #: copies memory that this process can address, peers' included: target, source, bytes, stream
     copy: Callable[[Any, Any, int, Any], Any]
+    #: writes a 32-bit word of such memory after all earlier work of a stream: address, value, 0, stream.  A kernel that
+    #: fills the device may wait for it; it must acquire with scope "sys".
     write: Callable[[Any, int, int, Any], Any]
+    #: address, raw: make what both take of an address, and of a raw stream (0 for the default one).  NVIDIA's bindings
+    #: convert numbers to objects at every call, which takes longer than the rest of the call in Python.
     address: Callable[[int], Any]
     raw: Callable[[int], Any]
 
