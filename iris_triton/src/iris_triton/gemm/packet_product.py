@@ -275,7 +275,6 @@ _SHARED_NBYTES = {"sm_90": 200_000, "sm_100": 200_000, "": 96_000}  # of a progr
 _MANY = 8192  # elements of a tile from which on 8 warps are faster than 4 (H200)
 _HELD = 16  # packets that a thread receives at a time, of all members
 _HOP_S, _WIRE = 1.0e-6, 3.4e11  # of the model: seconds, and bytes per second
-_SUMMED = "matmul_all_reduce", "matmul_reduce_scatter"
 
 
 class PacketProduct(Fused):
@@ -390,13 +389,10 @@ class PacketProduct(Fused):
         if form == "a":
             gathered = host.scratch(size * packets * boxes.PACKET, "gathered").view(getattr(torch, dtype))
         arguments = arguments_of(request, tiles, request.m, request.out_stride)
-        arguments |= {
-            "peers": tuple(team.base_ptrs[(team.rank + 1 + i) % size] for i in range(size)),
-            "counters": mailbox.counters, "box": mailbox.offset_bytes, "half": mailbox.half_nbytes,
-            "kind": request.options.get("kind", 0), "N": size, "LOOKS": boxes.looks_of(programs, warps),
-            "partial": partial, "words": words, "gathered": gathered, "rows": rows, "inner": width,
-            "slot": packets * boxes.PACKET, "FORM": form, "DIM": request.options.get("gather_dim", 0),
-            "DT": getattr(tl, dtype), "C": here,
+        arguments |= mailbox.arguments(team, programs, warps) | {
+            "kind": request.options.get("kind", 0), "partial": partial, "words": words, "gathered": gathered,
+            "rows": rows, "inner": width, "slot": packets * boxes.PACKET, "FORM": form,
+            "DIM": request.options.get("gather_dim", 0), "DT": getattr(tl, dtype), "C": here,
         }  # fmt: skip
         kernel = bind(request, host, packet_product, programs, arguments, tiles.options)
         scaled = form == "a" and request.scales != "none"
