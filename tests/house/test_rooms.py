@@ -58,11 +58,11 @@ BUDGETS = {
     "iris_allocators/driver": 436,
     "iris_allocators/nccl": 225,
     "iris_allocators/vmem": 656,
-    "iris_triton/*.py": 1493,
+    "iris_triton/*.py": 1478,
     "iris_triton/collectives": 4253,
     "iris_triton/checker": 4071,
     "iris_triton/demos": 151,
-    "iris_triton/gemm": 2686,
+    "iris_triton/gemm": 2681,
     "iris_triton/interpreter": 3528,
     "iris_triton/language": 1801,
     "iris_triton/rocm_iris": 1021,
@@ -98,7 +98,7 @@ FEATURES = {
     ),
     "checker": (4500, ("iris_triton.checker", "iris_core.cli.check", "iris_core.cli.all_orders")),
 }  # fmt: skip
-REST = 38_440
+REST = 38_341
 """Lines of all else, at most; 38,000 were planned."""
 
 # What does not keep to the rules yet: only ever shorter.
