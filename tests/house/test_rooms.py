@@ -54,22 +54,22 @@ BUDGETS = {
     "iris_core/tracing": 494,
     "iris_core/tuning": 421,
     "iris_core/world": 2187,
-    "iris_allocators/*.py": 502,
+    "iris_allocators/*.py": 499,
     "iris_allocators/driver": 436,
     "iris_allocators/nccl": 225,
-    "iris_allocators/vmem": 656,
+    "iris_allocators/vmem": 653,
     "iris_triton/*.py": 1478,
     "iris_triton/collectives": 4253,
     "iris_triton/checker": 4071,
     "iris_triton/demos": 151,
-    "iris_triton/gemm": 2681,
+    "iris_triton/gemm": 2677,
     "iris_triton/interpreter": 3528,
-    "iris_triton/language": 1801,
-    "iris_triton/rocm_iris": 1021,
+    "iris_triton/language": 1798,
+    "iris_triton/rocm_iris": 1020,
     "iris_triton/testing": 578,
     "iris_triton/tiles": 1021,
-    "iris_gluon/*.py": 692,
-    "iris_gluon/gemm": 1135,
+    "iris_gluon/*.py": 691,
+    "iris_gluon/gemm": 1132,
     "iris_gluon/interpreter": 1489,
 }
 
@@ -98,7 +98,7 @@ FEATURES = {
     ),
     "checker": (4500, ("iris_triton.checker", "iris_core.cli.check", "iris_core.cli.all_orders")),
 }  # fmt: skip
-REST = 38_341
+REST = 38_323
 """Lines of all else, at most; 38,000 were planned."""
 
 # What does not keep to the rules yet: only ever shorter.

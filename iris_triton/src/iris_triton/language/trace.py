@@ -165,7 +165,7 @@ class DeviceTracing:
     enabled: tl.constexpr
 
     @triton.jit
-    def record_event_start(self, event_id: tl.constexpr, target_rank, address, pid_m, pid_n, mask=None):
+    def record_event_start(self, event_id: tl.constexpr, target_rank, address, pid_m, pid_n, mask=None, numel=None):
         """Record that something begins; returns the handle for `record_event_end`.
 
         Args:
@@ -175,9 +175,10 @@ class DeviceTracing:
             address: pointer, block of pointers (the lowest one is recorded) or number.
             pid_m, pid_n: two numbers of your own, usually a tile's place.
             mask: which elements of the block are accessed; gives the size of the payload.
+            numel: number of elements from a pointer on that are, instead of a block and a mask.
         """
         if self.enabled:
-            return begin_event(self.words, self.rank, event_id, target_rank, address, pid_m, pid_n, mask)
+            return begin_event(self.words, self.rank, event_id, target_rank, address, pid_m, pid_n, mask, numel)
         else:
             return _NO_EVENT, 0
 
@@ -189,12 +190,8 @@ class DeviceTracing:
     @triton.jit
     def begin(self, event_id: tl.constexpr, target_rank, address, mask=None, numel=None):
         """`record_event_start` of an operation of the context; the two numbers are those of the program."""
-        if self.enabled:
-            return begin_event(
-                self.words, self.rank, event_id, target_rank, address, tl.program_id(0), tl.program_id(1), mask, numel
-            )
-        else:
-            return _NO_EVENT, 0
+        pid_m, pid_n = tl.program_id(0), tl.program_id(1)
+        return self.record_event_start(event_id, target_rank, address, pid_m, pid_n, mask, numel)
 
     @triton.jit
     def end(self, handle):
