@@ -59,7 +59,7 @@ BUDGETS = {
     "iris_allocators/nccl": 225,
     "iris_allocators/vmem": 653,
     "iris_triton/*.py": 1478,
-    "iris_triton/collectives": 4253,
+    "iris_triton/collectives": 4245,
     "iris_triton/checker": 4071,
     "iris_triton/demos": 151,
     "iris_triton/gemm": 2677,
@@ -96,9 +96,12 @@ FEATURES = {
             "iris_triton.gemm.ring_attention", "iris_triton.gemm.flash_decode", "iris_triton.gemm.parts.attend",
         ),
     ),
-    "checker": (4500, ("iris_triton.checker", "iris_core.cli.check", "iris_core.cli.all_orders")),
+    "checker": (
+        4500,
+        ("iris_triton.checker", "iris_triton.testing.checked", "iris_core.cli.check", "iris_core.cli.all_orders"),
+    ),
 }  # fmt: skip
-REST = 38_323
+REST = 38_275
 """Lines of all else, at most; 38,000 were planned."""
 
 # What does not keep to the rules yet: only ever shorter.
