@@ -92,6 +92,8 @@ def tidy(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[
     if what == "module" and name != "iris_triton.language":  # the pages introduce modules themselves
         lines.clear()
         return
+    if what in ("attribute", "data", "property"):
+        lines[:0] = ["..", ""]  # napoleon takes what stands before a colon in the first line for a type
     lines[:] = [_PREFIX.sub(lambda match: match.group().replace("_", "\\_"), line) for line in lines]
     _literal_blocks(lines)
     _tables(lines)

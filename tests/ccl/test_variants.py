@@ -125,11 +125,11 @@ def test_copies_of_a_gpu_and_words_behind_them(monkeypatch, device, copy, write,
     there = {holder: SimpleNamespace(**{success: Code(0)}), copy: answering(copy), write: answering(write)}
     there |= {"CUdeviceptr": int, "CUstream": int}
     monkeypatch.setitem(sys.modules, module, SimpleNamespace(**{name: SimpleNamespace(**there)}))
-    engines, given = copies.engines(device), (1 << 40, 1 << 41, 4096, 7)
-    engines.copy(*given)
-    engines.write(*given)
+    (moves, writes, *_), given = copies.engines(device), (1 << 40, 1 << 41, 4096, 7)
+    moves(*given)
+    writes(*given)
     assert asked == [(copy, *given), (write, given[-1], *given[:-1])]  # there the stream stands first
-    for each, function in ((engines.copy, copy), (engines.write, write)):
+    for each, function in ((moves, copy), (writes, write)):
         with pytest.raises(DriverError, match=f"{function}.*INVALID_VALUE"):
             each(*given)
 

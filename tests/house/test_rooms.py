@@ -54,23 +54,23 @@ BUDGETS = {
     "iris_core/tracing": 494,
     "iris_core/tuning": 421,
     "iris_core/world": 2187,
-    "iris_allocators/*.py": 502,
+    "iris_allocators/*.py": 499,
     "iris_allocators/driver": 436,
     "iris_allocators/nccl": 225,
-    "iris_allocators/vmem": 656,
-    "iris_triton/*.py": 1493,
-    "iris_triton/collectives": 4255,
-    "iris_triton/checker": 4116,
+    "iris_allocators/vmem": 653,
+    "iris_triton/*.py": 1478,
+    "iris_triton/collectives": 4245,
+    "iris_triton/checker": 4071,
     "iris_triton/demos": 151,
-    "iris_triton/gemm": 2691,
-    "iris_triton/interpreter": 3536,
-    "iris_triton/language": 1806,
-    "iris_triton/rocm_iris": 1033,
+    "iris_triton/gemm": 2683,
+    "iris_triton/interpreter": 3528,
+    "iris_triton/language": 1798,
+    "iris_triton/rocm_iris": 1020,
     "iris_triton/testing": 578,
-    "iris_triton/tiles": 1043,
-    "iris_gluon/*.py": 692,
-    "iris_gluon/gemm": 1180,
-    "iris_gluon/interpreter": 1491,
+    "iris_triton/tiles": 1021,
+    "iris_gluon/*.py": 691,
+    "iris_gluon/gemm": 1132,
+    "iris_gluon/interpreter": 1489,
 }
 
 # What came after the rooms were built, in whose budgets it is: lines at most of each, and the modules and packages.
@@ -87,7 +87,7 @@ FEATURES = {
         ),
     ),
     "experts, attention, norms, products of few rows, multicast, launches from C": (
-        3468,
+        3556,
         (
             "iris_core.ops.experts", "iris_core.ops.attention", "iris_core.ops.made", "iris_core.nn.expert_parallel",
             "iris_core.nn.norm", "iris_core.nn.sequence", "iris_core.providers.norms", "iris_triton.launcher",
@@ -96,9 +96,12 @@ FEATURES = {
             "iris_triton.gemm.ring_attention", "iris_triton.gemm.flash_decode", "iris_triton.gemm.parts.attend",
         ),
     ),
-    "checker": (4496, ("iris_triton.checker", "iris_core.cli.check", "iris_core.cli.all_orders")),
+    "checker": (
+        4491,
+        ("iris_triton.checker", "iris_triton.testing.checked", "iris_core.cli.check", "iris_core.cli.all_orders"),
+    ),
 }  # fmt: skip
-REST = 38_446
+REST = 38_185
 """Lines of all else, at most; 38,000 were planned."""
 
 ENGINE = 4000

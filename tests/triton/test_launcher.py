@@ -169,7 +169,7 @@ def test_launches_share_scratch_memory(monkeypatch):
     given, kernel, empty, before = [], Described(), torch.empty, _allocation._allocator.get()
     monkeypatch.setattr(torch, "empty", lambda n, dtype, device: empty(n, dtype=dtype))  # no GPU is asked for
     monkeypatch.setattr(launcher, "_c_launch", lambda *how: given.append(how))
-    monkeypatch.setattr(_compat, "launcher_of", lambda compiled, grid: lambda stream, values: compiled.run())
+    monkeypatch.setattr(launcher, "_through_triton", lambda compiled, *how: lambda stream, *tensors: compiled.run())
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
     launch, tensors = BoundKernel(kernel, 1, {}, ("out", "inp"), "cuda:0"), torch.zeros(2, 1)
     for _ in range(3):
@@ -213,7 +213,7 @@ def test_a_thread_gets_a_context_and_what_the_driver_refuses_is_an_error(made):
 def test_a_profiler_is_told(monkeypatch, compiled, made, name):
     given, (kernel, _) = [], compiled
     kernel.run = tritons(given)
-    through_triton = launcher._through_triton(_compat.launcher_of(kernel, 6), BOUND, PLACES, 3)
+    through_triton = launcher._through_triton(kernel, 6, BOUND, PLACES, 3)
     launch, fake = made(through_triton=through_triton)
     hook, tensors = (lambda metadata: None), torch.zeros(2, 1)
     with monkeypatch.context() as patch:

@@ -27,8 +27,7 @@ from iris_core.errors import HeapClosedError, HeapError
 from iris_core.types import CreateRequest, PeerMapping, Segment
 from iris_core.world.exchange import close_all
 
-GRANULE = 2 << 20
-"""Bytes by which freed memory is given back to the system."""
+GRANULE = 2 << 20  # bytes by which freed memory is given back to the system
 
 # Seals limit what peers can do with the descriptor: no process can shrink the file under a mapping (SIGBUS).
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL

@@ -20,9 +20,7 @@ from iris_core.errors import DriverError, HeapError, PeerAccessError, Unsupporte
 from iris_core.types import CreateRequest, PeerMapping, Segment
 from iris_core.world.exchange import close_all
 
-ALIGNMENT = 4096
-"""Bytes of which the heap's base is a multiple; the device functions build on it."""
-
+ALIGNMENT = 4096  # bytes of which the heap's base is a multiple; the device functions build on it
 _OFFSET_NBYTES = 8  # of a segment's payload, before the handle: where the heap begins in what the handle stands for
 
 

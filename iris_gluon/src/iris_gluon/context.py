@@ -18,8 +18,7 @@ from iris_triton.language.trace import DeviceTracing
 _HEADER_WORDS = gl.constexpr(_layout.HEADER_WORDS)
 _TRACE_WORD = gl.constexpr(_layout.TRACE_WORD)
 
-GluonDeviceTracing = DeviceTracing
-"""Its name in AMD's Iris; one class serves both languages."""
+GluonDeviceTracing = DeviceTracing  #: its name in AMD's Iris; one class serves both languages
 
 
 @aggregate

@@ -16,9 +16,8 @@ Importing it undoes TRITON_INTERPRET=1: kernels stay `JITFunction`s, and the CPU
 import contextlib
 import functools
 import inspect
-import struct
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from types import FunctionType, SimpleNamespace
 from typing import Any, dataclass_transform
 
@@ -154,24 +153,6 @@ disable_stock_interpreter()
 runtime_knobs: Any = triton.knobs.runtime  # where a profiler sets launch_enter_hook and launch_exit_hook
 
 
-def launcher_of(compiled: Any, grid: int) -> Callable[[int, Sequence[Any]], None]:
-    """Return a function that launches a compiled kernel on a raw stream, with the values of all its parameters.
-
-    The values must be what the kernel was compiled for: nothing is checked or specialised again.
-    """
-    run, function, metadata, hooks = compiled.run, compiled.function, compiled.packed_metadata, runtime_knobs
-
-    def launch(stream: int, values: Sequence[Any]) -> None:
-        enter, leave, described = hooks.launch_enter_hook, hooks.launch_exit_hook, None
-        if getattr(enter, "calls", enter) or getattr(leave, "calls", leave):  # a profiler listens; a chain may be empty
-            described = compiled.launch_metadata((grid, 1, 1), stream, *values)
-        else:
-            enter = leave = None
-        run(grid, 1, 1, stream, function, metadata, described, enter, leave, *values)
-
-    return launch
-
-
 @contextlib.contextmanager
 def scratch_from(allocate: Callable[[int, int, int | None], Any]) -> Iterator[None]:
     """Allocate scratch memory of launches within the block by a function of bytes, alignment and raw stream."""
@@ -192,41 +173,6 @@ def c_module(source: str, name: str) -> Any:
     from triton.runtime.build import compile_module_from_src
 
     return compile_module_from_src(source, name, include_dirs=[f"{nvidia.__path__[0]}/include"])
-
-
-_PACKED = {"i1": "?", "i8": "b", "i16": "h", "i32": "i", "i64": "q", "fp16": "e", "fp32": "f", "fp64": "d"}
-_PACKED |= {"u1": "?", "u8": "B", "u16": "H", "u32": "I", "u64": "Q", "f32": "f"}
-
-
-def driver_parameters(compiled: Any, values: Sequence[Any], scratch: int) -> list[tuple[int, bytes]] | None:
-    """Return which parameters of a compiled kernel the driver takes, by number, and their bytes; None if Triton must.
-
-    Constants are none.  Triton appends two addresses, -1 here, of scratch memory, and of a profiler's, which is null.
-    Not of clusters, of cooperative kernels, nor of those with tensor descriptors.  `compiled` is what a launch
-    returned, `values` are those of all parameters, in their order, addresses as ints; `scratch` is 0 if there is none.
-    """
-    needs = compiled.metadata
-    if type(compiled.run).__name__ != "CudaLauncher" or needs.num_ctas != 1 or needs.launch_cooperative_grid:
-        return None
-    if (needs.global_scratch_size and not scratch) or needs.profile_scratch_size:
-        return None
-    found: list[tuple[int, bytes]] = []
-    for number, (kind, value) in enumerate(zip(compiled.src.signature.values(), values, strict=True)):
-        for each, part in _flat(kind, value):
-            packed = "Q" if each.startswith("*") else _PACKED.get(each)
-            if packed is None:
-                return None
-            found.append((number, struct.pack(f"<{packed}", part)))
-    return [*found, (-1, struct.pack("<Q", scratch)), (-1, bytes(8))]
-
-
-def _flat(kind: Any, value: Any) -> Iterator[tuple[str, Any]]:
-    """Types and values of a parameter: a tuple's are its items', and constants are none."""
-    if isinstance(kind, tuple):
-        for pair in zip(kind, value, strict=True):
-            yield from _flat(*pair)
-    elif kind != "constexpr":
-        yield kind, value
 
 
 def linked_libraries(builder: Any) -> tuple[str, ...]:

@@ -166,14 +166,9 @@ class DeviceMethods(Reductions):
         self.tracing.end(event)
 
     @triton.jit
-    def _bound(self):
-        """Return the bound of waits, and the address of the status words."""
-        return wait_bound(self.heap_bases, self.world_size)
-
-    @triton.jit
     def wait(self, pointer, value, cmp: constexpr = GE, sem: constexpr = ACQUIRE, scope: constexpr = SYS):
         """Wait until `flag <cmp> value` holds for all flags at `pointer`; returns the last values seen."""
-        timeout_ns, status = self._bound()
+        timeout_ns, status = wait_bound(self.heap_bases, self.world_size)
         event = self.tracing.begin(events.WAIT, self.rank, pointer)
         seen = language.wait(pointer, value, cmp, sem, scope, timeout_ns, status, self.rank)
         self.tracing.end(event)
@@ -182,7 +177,7 @@ class DeviceMethods(Reductions):
     @triton.jit
     def wait_any(self, pointer, value, cmp: constexpr = GE, sem: constexpr = ACQUIRE, scope: constexpr = SYS):
         """Wait until `flag <cmp> value` holds for one of the flags at `pointer`; returns which, -1 after the bound."""
-        timeout_ns, status = self._bound()
+        timeout_ns, status = wait_bound(self.heap_bases, self.world_size)
         event = self.tracing.begin(events.WAIT, self.rank, pointer)
         place = language.wait_any(pointer, value, cmp, sem, scope, timeout_ns, status, self.rank)
         self.tracing.end(event)
@@ -227,7 +222,7 @@ class DeviceMethods(Reductions):
     @triton.jit
     def barrier(self, flags, rank_start=0, rank_stride=1, group_size=None, program=0):
         """Wait until every rank of the group has arrived; its stores are then visible.  Collective over the group."""
-        timeout_ns, status = self._bound()
+        timeout_ns, status = wait_bound(self.heap_bases, self.world_size)
         event = self.tracing.begin(events.BARRIER, -1, flags)
         language.barrier(
             flags, self.rank, self.world_size, self.heap_bases, rank_start, rank_stride, group_size, program,

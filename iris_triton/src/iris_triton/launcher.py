@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import struct
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -106,13 +107,11 @@ class BoundKernel:
         # addresses: the launcher asks the driver about each object that is not a number
         plain = {name: v.data_ptr() if isinstance(v, torch.Tensor) else v for name, v in everything.items()}
         values, places = [plain[name] for name in order], tuple(order.index(name) for name in self._names)
-        launch = _compat.launcher_of(compiled, self._grid)
+        how = compiled, self._grid, values, places, self._index
+        through_triton, scratch = _through_triton(*how), 0
         if self._scratch is not None:
-            launch = _compat.scratch_from(self._allocate)(launch)
-        through_triton = _through_triton(launch, values, places, self._index)
-        scratch = 0 if self._scratch is None else self._scratch.data_ptr()
-        how = values, places, self._index, through_triton, scratch
-        self.again = _c_launch(compiled, self._grid, *how) or through_triton
+            through_triton, scratch = _compat.scratch_from(self._allocate)(through_triton), self._scratch.data_ptr()
+        self.again = _c_launch(*how, through_triton, scratch) or through_triton
 
     def _allocate(self, nbytes: int, alignment: int, stream: int | None) -> torch.Tensor:
         if self._scratch is None or self._scratch.numel() < nbytes:
@@ -155,17 +154,27 @@ class BoundKernels:
 
 
 def _through_triton(
-    launch: Callable[[int, Sequence[Any]], None], values: Sequence[Any], places: tuple[int, ...], index: int
+    compiled: Any, grid: int, values: Sequence[Any], places: tuple[int, ...], index: int
 ) -> Callable[..., None]:
-    """Return what launches on a stream, or the current one, with the addresses of tensors among the values."""
+    """Return what launches a compiled kernel by the launcher that Triton has compiled: (stream, tensor, ...).
 
-    def run(stream: Any, *tensors: torch.Tensor) -> None:
+    The values must be what the kernel was compiled for: nothing is checked or specialised again.
+    """
+    run, function, metadata, hooks = compiled.run, compiled.function, compiled.packed_metadata, _compat.runtime_knobs
+
+    def launch(stream: Any, *tensors: torch.Tensor) -> None:
         mine = list(values)  # other threads may be launching
         for place, tensor in zip(places, tensors, strict=True):
             mine[place] = tensor.data_ptr()
-        launch(torch._C._cuda_getCurrentRawStream(index) if stream is None else stream.cuda_stream, mine)
+        raw = torch._C._cuda_getCurrentRawStream(index) if stream is None else stream.cuda_stream
+        enter, leave, described = hooks.launch_enter_hook, hooks.launch_exit_hook, None
+        if getattr(enter, "calls", enter) or getattr(leave, "calls", leave):  # a profiler listens; a chain may be empty
+            described = compiled.launch_metadata((grid, 1, 1), raw, *mine)
+        else:
+            enter = leave = None
+        run(grid, 1, 1, raw, function, metadata, described, enter, leave, *mine)
 
-    return run
+    return launch
 
 
 class _Driver(NamedTuple):
@@ -223,6 +232,41 @@ def call_cache(low: int, high: int, skips_float32: bool) -> Any:
         return None
 
 
+_PACKED = {"i1": "?", "i8": "b", "i16": "h", "i32": "i", "i64": "q", "fp16": "e", "fp32": "f", "fp64": "d"}
+_PACKED |= {"u1": "?", "u8": "B", "u16": "H", "u32": "I", "u64": "Q", "f32": "f"}
+
+
+def _driver_parameters(compiled: Any, values: Sequence[Any], scratch: int) -> list[tuple[int, bytes]] | None:
+    """Return which parameters of a compiled kernel the driver takes, by number, and their bytes; None if Triton must.
+
+    Constants are none.  Triton appends two addresses, -1 here, of scratch memory, and of a profiler's, which is null.
+    Not of clusters, of cooperative kernels, nor of those with tensor descriptors.  `compiled` is what a launch
+    returned, `values` are those of all parameters, in their order, addresses as ints; `scratch` is 0 if there is none.
+    """
+    needs = compiled.metadata
+    if type(compiled.run).__name__ != "CudaLauncher" or needs.num_ctas != 1 or needs.launch_cooperative_grid:
+        return None
+    if (needs.global_scratch_size and not scratch) or needs.profile_scratch_size:
+        return None
+    found: list[tuple[int, bytes]] = []
+    for number, (kind, value) in enumerate(zip(compiled.src.signature.values(), values, strict=True)):
+        for each, part in _flat(kind, value):
+            packed = "Q" if each.startswith("*") else _PACKED.get(each)
+            if packed is None:
+                return None
+            found.append((number, struct.pack(f"<{packed}", part)))
+    return [*found, (-1, struct.pack("<Q", scratch)), (-1, bytes(8))]
+
+
+def _flat(kind: Any, value: Any) -> Iterator[tuple[str, Any]]:
+    """Types and values of a parameter: a tuple's are its items', and constants are none."""
+    if isinstance(kind, tuple):
+        for pair in zip(kind, value, strict=True):
+            yield from _flat(*pair)
+    elif kind != "constexpr":
+        yield kind, value
+
+
 def _c_launch(
     compiled: Any, grid: int, values: Sequence[Any], places: tuple[int, ...], index: int,
     through_triton: Callable[..., None], scratch: int = 0, driver: Callable[[], _Driver] = _driver
@@ -238,7 +282,7 @@ def _c_launch(
         through_triton: the same by Triton, for as long as a profiler listens.
         scratch: address of memory for what the kernel describes; 0 if it has none.
     """
-    parameters = _compat.driver_parameters(compiled, values, scratch)
+    parameters = _driver_parameters(compiled, values, scratch)
     if parameters is None or (make := _c_type("launcher", "Launch")) is None:
         return None
     try:

@@ -44,9 +44,7 @@ from iris_core.logs import logger
 from iris_core.types import CreateRequest, PeerMapping, Segment
 from iris_core.world.exchange import close_all
 
-MAX_DEFAULT_GRANULE = 64 << 20
-"""Bytes beyond which the default granule does not grow with the heap."""
-
+MAX_DEFAULT_GRANULE = 64 << 20  # bytes beyond which the default granule does not grow with the heap
 _GRANULES_PER_HEAP = 64  # what a small heap is divided into by default
 _MAX_ADDRESSES = 1 << 56  # more than any device can address
 _MAX_OPEN_FDS = 256  # descriptors that one exchange opens in a process, its own and those received

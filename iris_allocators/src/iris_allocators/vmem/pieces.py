@@ -158,8 +158,7 @@ class AddressSpace:
 
 
 # -- their lifetime ---------------------------------------------------------------------------------------------------
-IDLE_TIMEOUT_S = 5.0
-"""How long closing waits for the device; the time after which a kernel is taken for one that never ends."""
+IDLE_TIMEOUT_S = 5.0  # how long closing waits for the device; a kernel that takes longer counts as one without an end
 
 
 class Lease:

@@ -77,16 +77,13 @@ _FIELDS |= {"group_size_m": "group", "num_stages": "stages", "num_warps": "num_w
 
 USED_CONFIG = (*_FIELDS, "num_sms")
 
-UNIT = 8
-"""Elements of 16 bits in 16 bytes: of what TMA wants multiples."""
+UNIT = 8  # elements of 16 bits in 16 bytes: of what TMA wants multiples
 
 _EIGHT = ("float8_e4m3fn", "float8_e5m2")
 
 _PROCESSORS = 132  # of an H200, for what is worth measuring
 
-_FULL_BLOCK, _HALF_BLOCK = 128, 64
-"""Rows of a tile: the usual ones, and where members own other rows than multiples of them."""
-
+_FULL_BLOCK, _HALF_BLOCK = 128, 64  # rows of a tile: as a rule, and where members own no multiple of them
 _WAITING = 0.5  # of a tile, see `choose_config`: where rows arrive while the kernel runs
 
 

@@ -16,29 +16,19 @@ _SMALL_TILE_COST, _LARGE_TILE_END, _SMALL_TILE_END = 1.07, 300, 100
 class GemmConfig:
     """How the kernel is launched.
 
-    Attributes:
-        block_m, block_n: rows and columns of a tile of C.
-        block_k: step of the inner dimension; 128 of 8-bit floats.
-        stages: steps that are in shared memory at the same time.
-        parts: 1 or 2, parts in which a finished tile goes through shared memory.
-        group: row tiles of a group; see `RowGroups`.
-        num_warps: warps that multiply; one more loads.
-        maxnreg: registers per thread before the warps share them out.
-        item: bytes of an element of the operands; one of the result has 2.
-
     Raises:
         ValueError: the numbers do not fit each other, or shared memory.
     """
 
-    block_m: int = 128
+    block_m: int = 128  #: block_m, block_n: rows and columns of a tile of C
     block_n: int = 256
-    block_k: int = 64
-    stages: int = 4
-    parts: int = 2
-    group: int = 8
-    num_warps: int = 8
-    maxnreg: int = 168
-    item: int = 2
+    block_k: int = 64  #: step of the inner dimension; 128 of 8-bit floats
+    stages: int = 4  #: steps that are in shared memory at the same time
+    parts: int = 2  #: 1 or 2, parts in which a finished tile goes through shared memory
+    group: int = 8  #: row tiles of a group; see `RowGroups`
+    num_warps: int = 8  #: warps that multiply; one more loads
+    maxnreg: int = 168  #: registers per thread before the warps share them out
+    item: int = 2  #: bytes of an element of the operands; one of the result has 2
 
     def __post_init__(self) -> None:
         if self.parts not in (1, 2) or self.block_n not in (64, 128, 256) or self.block_k % 64:

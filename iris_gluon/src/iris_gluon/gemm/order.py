@@ -16,15 +16,11 @@ class RowGroups:
     Concurrent programs then share few rows of A and few columns of B, which stay in the cache.
 
     An order is any aggregate with these two methods; fused kernels define their own.
-
-    Attributes:
-        tiles_m, tiles_n: rows and columns of tiles (int32).
-        group: row tiles of a group (constexpr).
     """
 
-    tiles_m: gl.tensor
+    tiles_m: gl.tensor  #: tiles_m, tiles_n: rows and columns of tiles (int32)
     tiles_n: gl.tensor
-    group: gl.constexpr
+    group: gl.constexpr  #: row tiles of a group (constexpr)
 
     @gluon.jit
     def place(self, tile):
@@ -46,22 +42,14 @@ class OwnersInTurn:
 
     With all tiles of an owner in one chunk, owners follow each other, this rank last: few rows of A are in use at a
     time.  With smaller chunks, all links are busy all the time.
-
-    Attributes:
-        tiles_each: rows of tiles that a member owns (int32).
-        tiles_n: columns of tiles (int32).
-        me: this member (int32).
-        chunk: tiles in a row of an owner, at most all that it has (int32).
-        group: row tiles of a group (constexpr).
-        size: number of members (constexpr).
     """
 
-    tiles_each: gl.tensor
-    tiles_n: gl.tensor
-    me: gl.tensor
-    chunk: gl.tensor
-    group: gl.constexpr
-    size: gl.constexpr
+    tiles_each: gl.tensor  #: rows of tiles that a member owns (int32)
+    tiles_n: gl.tensor  #: columns of tiles (int32)
+    me: gl.tensor  #: this member (int32)
+    chunk: gl.tensor  #: tiles in a row of an owner, at most all that it has (int32)
+    group: gl.constexpr  #: row tiles of a group (constexpr)
+    size: gl.constexpr  #: number of members (constexpr)
 
     @gluon.jit
     def place(self, tile):

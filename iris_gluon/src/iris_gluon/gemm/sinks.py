@@ -19,13 +19,9 @@ _SCALED_BLOCK = gl.constexpr(SCALED_BLOCK)
 
 @aggregate
 class StoreTile:
-    """Store tiles in one matrix, as in a plain GEMM, or at the same offset in several.
+    """Store tiles in one matrix, as in a plain GEMM, or at the same offset in several."""
 
-    Attributes:
-        matrices: tuple of tensor descriptors, whose blocks are parts; a descriptor alone is a tuple of one.
-    """
-
-    matrices: gl.tuple
+    matrices: gl.tuple  #: tuple of tensor descriptors, whose blocks are parts; a descriptor alone is a tuple of one
 
     @gluon.constexpr_function
     def __init__(self, matrices):
@@ -46,21 +42,13 @@ class StoreTile:
 
 @aggregate
 class AddBias:
-    """Add a bias to every tile before it goes to another sink.
+    """Add a bias to every tile before it goes to another sink."""
 
-    Attributes:
-        sink: where the tiles go.
-        bias: pointer to the bias, of any float type.
-        step: elements from one value of the bias to the next (int64).
-        limit: rows, or columns, of C: what lies beyond them is not loaded (int32).
-        along: "columns" if the bias has a value for each column, "rows" for each row (constexpr).
-    """
-
-    sink: base_value
-    bias: gl.tensor
-    step: gl.tensor
-    limit: gl.tensor
-    along: gl.constexpr
+    sink: base_value  #: where the tiles go
+    bias: gl.tensor  #: pointer to the bias, of any float type
+    step: gl.tensor  #: elements from one value of the bias to the next (int64)
+    limit: gl.tensor  #: rows, or columns, of C: what lies beyond them is not loaded (int32)
+    along: gl.constexpr  #: "columns" if the bias has a value for each column, "rows" for each row (constexpr)
 
     @gluon.jit
     def store(self, part, row, column):
@@ -83,15 +71,10 @@ class AddBias:
 
 @aggregate
 class OwnersSlot:
-    """This member's slot in the memory of the owner of a tile.
+    """This member's slot in the memory of the owner of a tile."""
 
-    Attributes:
-        matrices: tuple of tensor descriptors, one for each owner: the rows that it owns.
-        rows_each: rows of an owner (int32).
-    """
-
-    matrices: gl.tuple
-    rows_each: gl.tensor
+    matrices: gl.tuple  #: tuple of tensor descriptors, one for each owner: the rows that it owns
+    rows_each: gl.tensor  #: rows of an owner (int32)
 
     @gluon.constexpr_function
     def __init__(self, matrices, rows_each):
@@ -112,24 +95,18 @@ class OwnersSlot:
 
 @aggregate
 class Scales:
-    """Scales of A and B.
+    """Scales of A and B."""
 
-    Attributes:
-        a, b: pointers to float32.
-        a_down, a_right, b_down, b_right: elements to the next row or block down, and to the right (int64).
-        m, n: how many rows and columns there are: beyond them nothing is loaded (int32).
-        kind: "rows": of A's rows and B's columns; "blocks": of 1 x 128 of A and 128 x 128 of B (constexpr).
-    """
-
-    a: gl.tensor
+    a: gl.tensor  #: a, b: pointers to float32
     b: gl.tensor
+    #: a_down, a_right, b_down, b_right: elements to the next row or block down, and to the right (int64)
     a_down: gl.tensor
     a_right: gl.tensor
     b_down: gl.tensor
     b_right: gl.tensor
-    m: gl.tensor
+    m: gl.tensor  #: m, n: how many rows and columns there are: beyond them nothing is loaded (int32)
     n: gl.tensor
-    kind: gl.constexpr
+    kind: gl.constexpr  #: "rows": of A's rows and B's columns; "blocks": of 1 x 128 of A and 128 x 128 of B (constexpr)
 
     @gluon.jit
     def of_rows(self, acc, row, column):

@@ -11,8 +11,11 @@ The order in which programs run comes from a scheduler alone, the executor's or 
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
+from iris_core.heap.heap import SymmetricHeap
+from iris_core.world import World
 from iris_triton.checker.reports import (
     BeyondTensorError,
     CheckError,
@@ -22,12 +25,6 @@ from iris_triton.checker.reports import (
     UninitialisedReadError,
     benign_race,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from iris_core.heap.heap import SymmetricHeap
-    from iris_core.world import World
 
 __all__ = [
     "BeyondTensorError", "CheckError", "DataRaceError", "FreedMemoryError", "Report", "UninitialisedReadError",

@@ -14,19 +14,16 @@ longer known: hashes and rings wrap on purpose.
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 import triton.language as tl
 
 from iris_triton.checker.places import Heaps
 from iris_triton.interpreter.frontend.values import Array, facts_of, wrap
 from iris_triton.interpreter.memory.regions import registered_heaps
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import torch
 
 WRAPPED = np.uint64(1 << 60)  # added to pointers that an offset which has wrapped leads to
 _BIT, _MOST = 48, (1 << 12) - 1  # where the number begins, and the largest one: below WRAPPED, above addresses

@@ -8,14 +8,12 @@ it, once per strand and epoch, and writes the numbers back.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from iris_triton.checker.shared import HISTORIES, PROGRAMS, Side, Tables
-
-if TYPE_CHECKING:
-    from iris_triton.checker.strands import Strand
+from iris_triton.checker.strands import Strand
 
 READ, WRITE, ATOMIC_READ, ATOMIC_WRITE = 0, 1, 2, 3  # bit 0: it writes; bit 1: it is atomic, with a `form` beside
 INTEGER, FLOAT = 1, 2  # what an atomic adds or exchanges; 0 for others, which look at bits

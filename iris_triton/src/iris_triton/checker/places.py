@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from iris_triton.checker.histories import ALL
 from iris_triton.checker.shared import GRANULE
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _PRIVATE = 1 << 48  # keys of memory that is on no heap begin here, for each rank
 

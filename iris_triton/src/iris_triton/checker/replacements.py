@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -23,9 +24,6 @@ from iris_triton.interpreter.frontend.operators import unwrap
 from iris_triton.interpreter.memory import accesses
 from iris_triton.interpreter.state import current
 from iris_triton.language import flags, sync
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
 
 
 @contextlib.contextmanager

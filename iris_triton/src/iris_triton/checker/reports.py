@@ -6,18 +6,16 @@ import collections
 import json
 import os
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from iris_core.errors import DeviceError
 from iris_triton.checker.strands import HOST
 from iris_triton.interpreter.errors import OutOfBoundsError
 from iris_triton.interpreter.memory import accesses
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import torch
 
 RACE, COUNTER, UNINITIALISED, FREED, BOUNDS, WRAPPED, UNDEFINED = (
     "race", "counter", "uninitialised", "freed", "bounds", "wrapped", "undefined"
@@ -177,6 +175,7 @@ class BenignRange:
     count: int = 0
 
     def as_json(self, rank: int) -> str:
+        """Return a line for the report of a rank, which says how many races there were."""
         fields = {"reason": self.reason, "nbytes": self.nbytes, "races": self.count, "rank": rank}
         return json.dumps({"kind": "benign", **fields})
 

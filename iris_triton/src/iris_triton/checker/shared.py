@@ -11,19 +11,15 @@ import mmap
 import os
 import threading
 from collections import namedtuple
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from iris_core.errors import IrisError
 from iris_core.types import Segment
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from iris_core.world import World
+from iris_core.world import World
 
 GRANULE = 4  # bytes of the heap that one cell stands for
 SLOTS = 64  # programs of a rank that clocks tell apart.  Programs p and p + 64 share a slot, which can hide a race

@@ -8,15 +8,13 @@ its receiver writes, and nothing else.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from iris_core.world import World
 from iris_triton.checker.shared import HANDED, PROGRAMS, SLOTS, Tables
 from iris_triton.interpreter.state import ProgramInfo
-
-if TYPE_CHECKING:
-    from iris_core.world import World
 
 HOST = 0xFFFFFFFF  # stands for the host where a program is named
 

@@ -12,7 +12,8 @@ import functools
 import hashlib
 import inspect
 import sys
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -21,14 +22,10 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils._pytree import tree_leaves
 
+from iris_core.world import World
 from iris_triton.checker.places import Place, place_of, range_of
 from iris_triton.checker.replacements import replaced
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from iris_core.world import World
-    from iris_triton.checker.watcher import Watcher
+from iris_triton.checker.watcher import Watcher
 
 _NOT_READ = (  # operations that take a tensor for its shape or its storage only
     "empty_like", "new_empty", "new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like", "rand_like",

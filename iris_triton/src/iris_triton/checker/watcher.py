@@ -8,31 +8,27 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 
+from iris_core.heap.heap import SymmetricHeap
+from iris_core.world import World
 from iris_triton import _compat
 from iris_triton.checker import changes, histories, reports
 from iris_triton.checker.changes import ADD, CTA, GPU, MAX_WORDS, PLAIN, RMW, SET, SYS, Reader, Wait, Words
 from iris_triton.checker.given_views import View, Views, watched
+from iris_triton.checker.histories import Conflict
 from iris_triton.checker.places import Heaps, Place, extent_of, place_of, range_of
 from iris_triton.checker.shared import ALLOCATIONS, FAILED, GRANULE, WIDE, Side, Tables
 from iris_triton.checker.sites import Sites, Undefined
 from iris_triton.checker.strands import HOST, Host, LaunchStrands, Strand
 from iris_triton.interpreter.memory.regions import registered_heaps
 from iris_triton.interpreter.state import current, program_info
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    import torch
-
-    from iris_core.heap.heap import SymmetricHeap
-    from iris_core.world import World
-    from iris_triton.checker.histories import Conflict
 
 POISON = 0xFF  # what every byte of a new block holds: NaN in every floating-point type, -1 in integers
 _SEM = _compat.ir.MEM_SEMANTIC

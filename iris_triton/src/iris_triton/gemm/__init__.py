@@ -4,8 +4,7 @@ from pathlib import Path
 
 from iris_core.protocols import FusedOperation, NormOperation
 
-TABLES = Path(__file__).parent / "tables"
-"""Folder with the tables that come with these algorithms, measured ones and models."""
+TABLES = Path(__file__).parent / "tables"  # that come with these algorithms, measured ones and models
 
 
 def operations() -> list[FusedOperation | NormOperation]:

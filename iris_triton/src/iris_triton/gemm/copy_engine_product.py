@@ -82,7 +82,7 @@ class CopyEngineGather(_CopyEngine):
 # -- reducing ---------------------------------------------------------------------------------------------------------
 Carried = tuple[int, int, torch.Tensor, Any, Any]
 """Rows of one of the others: where they begin and end, where their product is computed, target and source of its copy,
-as `iris_triton.collectives.parts.side.handles` makes them."""
+as `Side.address` makes them."""
 
 
 def carry_products(

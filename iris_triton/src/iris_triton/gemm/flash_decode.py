@@ -18,10 +18,12 @@ import triton
 import triton.language as tl
 
 from iris_core.device.context_words import MismatchCode
-from iris_triton.collectives.parts.barrier import await_members, is_last, report_difference, signal_members
+from iris_triton.collectives.experts import await_members, is_last, signal_members
+from iris_triton.collectives.parts.barrier import report_difference
 from iris_triton.context import DeviceContext
 from iris_triton.gemm.parts.attend import attend, programs_at_once, width_of, within
 from iris_triton.launcher import BoundKernels
+from iris_triton.tiles.protocol import wait_bound
 
 _PIECES_OF_A_HEAD = 64  # at most, unless the caller says
 _AT_ONCE = tl.constexpr(8)
@@ -89,7 +91,7 @@ def flash_decode(
         batch, kv_head = (row // kv_heads).to(tl.int64), row % kv_heads
         length = tl.load(lengths + row // kv_heads)
         if (piece == 0) & ((length < 0) | (length > capacity)):
-            _, status = ctx._bound()
+            _, status = wait_bound(ctx.heap_bases, ctx.world_size)
             report_difference(status.to(tl.int64), ctx.rank, 0, row // kv_heads, capacity, length, 0, 0, _LENGTH)
             tl.device_assert(piece != 0, "a sequence has more keys than there is room for")
         length = tl.maximum(tl.minimum(length, capacity), 0)

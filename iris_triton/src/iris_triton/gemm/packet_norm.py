@@ -176,13 +176,10 @@ class PacketNorm(ReduceNorm):
             words = team.region(f"parts of norms at {mailbox.offset_bytes}", nbytes).tensor[:nbytes].view(torch.int64)
         early = early_launch(team.device)
         arguments, names = self.arguments(request, team)
-        arguments |= {
-            "peers": tuple(team.base_ptrs[(team.rank + 1 + i) % size] for i in range(size)), "TWO": two,
-            "counters": mailbox.counters, "cap": mailbox.cap, "box": mailbox.offset_bytes, "half": mailbox.half_nbytes,
-            "me": team.rank, "rank": team.world_rank, "timeout_ns": team.timeout_ns, "status": team.status_ptr,
-            "parts": words, "PARTS": parts, "rows": rows, "hidden": request.hidden // parts, "BLOCK": block,
-            "N": size, "DT": getattr(tl, request.dtype), "ITEM": row * boxes.PACKET * parts // request.hidden,
-            "EARLY": bool(early), "LOOKS": boxes.looks_of(programs, warps),
+        arguments |= mailbox.arguments(team, programs, warps) | {
+            "TWO": two, "parts": words, "PARTS": parts, "rows": rows, "hidden": request.hidden // parts, "BLOCK": block,
+            "DT": getattr(tl, request.dtype), "ITEM": row * boxes.PACKET * parts // request.hidden,
+            "EARLY": bool(early),
         }  # fmt: skip
         options = {} if on_cpu else {"num_warps": warps, **early}
         return self.planned(request, BoundKernel(norm_packets, programs, arguments, names, team.device, options))

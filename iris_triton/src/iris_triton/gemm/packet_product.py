@@ -2,7 +2,7 @@
 
 Chosen for few rows, as measurements say: then a product takes as long as B takes to be read, and what matters is that
 nothing is added to that.  Programs divide the tiles, and where these are few also the inner dimension (split-K);
-partial sums of a tile are added by its first program, in order.
+partial sums of a tile are added by its first program, in order.  What travels::
 
     matmul_all_reduce       tiles go to all members, each of which adds them up; where that are many bytes, a member
                             adds up its band of the rows, and sends the sums to all
@@ -403,12 +403,9 @@ class PacketProduct(Fused):
             partial = host.scratch(nbytes, "parts of sums")[:nbytes].view(torch.float32)
         if form == "a":
             gathered = host.scratch(size * packets * boxes.PACKET, "gathered").view(getattr(torch, dtype))
-        arguments |= {
-            "peers": tuple(team.base_ptrs[(team.rank + 1 + i) % size] for i in range(size)),
-            "counters": mailbox.counters, "box": mailbox.offset_bytes, "half": mailbox.half_nbytes,
-            "kind": request.options.get("kind", 0), "N": size, "LOOKS": boxes.looks_of(programs, warps),
-            "partial": partial, "words": words, "gathered": gathered, "rows": rows, "inner": width,
-            "slot": packets * boxes.PACKET, "FORM": form, "DIM": request.options.get("gather_dim", 0),
-            "DT": getattr(tl, dtype), "C": here,
+        arguments |= mailbox.arguments(team, programs, warps) | {
+            "kind": request.options.get("kind", 0), "partial": partial, "words": words, "gathered": gathered,
+            "rows": rows, "inner": width, "slot": packets * boxes.PACKET, "FORM": form,
+            "DIM": request.options.get("gather_dim", 0), "DT": getattr(tl, dtype), "C": here,
         }  # fmt: skip
         return Plan(bind(request, host, packet_product, programs, arguments, tiles.options), locks=words)

@@ -12,18 +12,15 @@ Hints = Literal["warn", "raise"]
 
 @dataclass(frozen=True, slots=True)
 class CpuConfig:
-    """How kernels run on the CPU.
+    """How kernels run on the CPU."""
 
-    Attributes:
-        bounds_check: refuse accesses outside live blocks and tensor arguments.  Without it a stray pointer ends the
-            process with a segmentation fault.
-        timeout_s: seconds that all programs of a launch may wait for memory that does not change, before DeadlockError.
-        hints: how tl.assume, tl.multiple_of, tl.max_contiguous and `hint` that are not true are reported: "warn", once
-            for each line of a kernel, or "raise" an AssertionError.
-    """
-
+    #: refuse accesses outside live blocks and tensor arguments.  Without it a stray pointer ends the process with a
+    #: segmentation fault.
     bounds_check: bool = True
+    #: seconds that all programs of a launch may wait for memory that does not change, before DeadlockError
     timeout_s: float = 60.0
+    #: how tl.assume, tl.multiple_of, tl.max_contiguous and `hint` that are not true are reported: "warn", once for each
+    #: line of a kernel, or "raise" an AssertionError
     hints: Hints = "warn"
 
 

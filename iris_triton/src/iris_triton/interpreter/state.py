@@ -11,22 +11,17 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # for the package loads no numpy
     from iris_triton.interpreter.memory.regions import BoundsChecker
     from iris_triton.interpreter.scheduler import Program
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramInfo:
-    """The program that calls an entry.
+    """The program that calls an entry."""
 
-    Attributes:
-        pid: its index, as tl.program_id gives it.
-        grid: number of programs per axis.
-    """
-
-    pid: tuple[int, int, int]
-    grid: tuple[int, int, int]
+    pid: tuple[int, int, int]  #: its index, as tl.program_id gives it
+    grid: tuple[int, int, int]  #: number of programs per axis
 
     @property
     def linear_id(self) -> int:

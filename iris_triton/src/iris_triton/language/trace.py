@@ -156,21 +156,16 @@ cpu_entry(_ticks_after)(lambda program, value: np.int64(time.monotonic_ns()))
 
 @aggregate
 class DeviceTracing:
-    """Tracing in a kernel: `ctx.tracing` of both languages' contexts.
+    """Tracing in a kernel: `ctx.tracing` of both languages' contexts."""
 
-    Attributes:
-        words: pointer to the tracing words of the context tensor.
-        rank: the caller.
-        enabled: whether the kernel was compiled with tracing (constexpr).  Without it nothing here leaves an
-            instruction; with it, events are recorded while the host has tracing on.
-    """
-
-    words: tl.tensor
-    rank: tl.tensor
+    words: tl.tensor  #: pointer to the tracing words of the context tensor
+    rank: tl.tensor  #: the caller
+    #: whether the kernel was compiled with tracing (constexpr).  Without it nothing here leaves an instruction; with
+    #: it, events are recorded while the host has tracing on.
     enabled: tl.constexpr
 
     @triton.jit
-    def record_event_start(self, event_id: tl.constexpr, target_rank, address, pid_m, pid_n, mask=None):
+    def record_event_start(self, event_id: tl.constexpr, target_rank, address, pid_m, pid_n, mask=None, numel=None):
         """Record that something begins; returns the handle for `record_event_end`.
 
         Args:
@@ -180,9 +175,10 @@ class DeviceTracing:
             address: pointer, block of pointers (the lowest one is recorded) or number.
             pid_m, pid_n: two numbers of your own, usually a tile's place.
             mask: which elements of the block are accessed; gives the size of the payload.
+            numel: number of elements from a pointer on that are, instead of a block and a mask.
         """
         if self.enabled:
-            return begin_event(self.words, self.rank, event_id, target_rank, address, pid_m, pid_n, mask)
+            return begin_event(self.words, self.rank, event_id, target_rank, address, pid_m, pid_n, mask, numel)
         else:
             return _NO_EVENT, 0
 
@@ -194,12 +190,8 @@ class DeviceTracing:
     @triton.jit
     def begin(self, event_id: tl.constexpr, target_rank, address, mask=None, numel=None):
         """`record_event_start` of an operation of the context; the two numbers are those of the program."""
-        if self.enabled:
-            return begin_event(
-                self.words, self.rank, event_id, target_rank, address, tl.program_id(0), tl.program_id(1), mask, numel
-            )
-        else:
-            return _NO_EVENT, 0
+        pid_m, pid_n = tl.program_id(0), tl.program_id(1)
+        return self.record_event_start(event_id, target_rank, address, pid_m, pid_n, mask, numel)
 
     @triton.jit
     def end(self, handle):

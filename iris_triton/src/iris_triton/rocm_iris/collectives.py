@@ -5,21 +5,19 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 from functools import partialmethod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from iris_core.api import Iris
 from iris_core.ccl.api import Collectives
+from iris_core.dispatch.config import Config
 from iris_core.dispatch.requests import COLUMNS, TILES, TORCH
 from iris_core.errors import UnsupportedError
+from iris_core.types import Group, ReduceOp
 from iris_triton.rocm_iris.configs import Ported
-
-if TYPE_CHECKING:
-    import torch
-    import torch.distributed as dist
-    from torch import Tensor
-
-    from iris_core.api import Iris
-    from iris_core.dispatch.config import Config
-    from iris_core.types import Group, ReduceOp
 
 _THEIRS = ("all_gather", "all_reduce", "all_to_all", "reduce_scatter")  # others are as with `iris_core.Iris`
 
@@ -29,14 +27,10 @@ class AllReduceWorkspace:
     """Describes a call of `ctx.ccl.all_reduce`, which returns it; the next call takes it, or does without.
 
     Buffers and flags belong to the library, so `ring_buffer`, `flags` and `locks` are None, and `prepared` is True.
-
-    Attributes:
-        variant, num_rings: as the config says; "auto" where it leaves the choice.
-        shape, dtype: of the tensors of the last call.
     """
 
-    variant: str = "auto"
-    shape: tuple[int, ...] = ()
+    variant: str = "auto"  #: variant, num_rings: as the config says; "auto" where it leaves the choice
+    shape: tuple[int, ...] = ()  #: shape, dtype: of the tensors of the last call
     dtype: torch.dtype | None = None
     num_rings: int = 1
     flags_per_tile: int = 0

@@ -77,8 +77,7 @@ docs/reference/ported.md prints it.
 """
 
 
-NAMED: dict[str, dict[str, tuple[str, str]]] = {}
-"""By path and name: the module here, and the name there."""
+NAMED: dict[str, dict[str, tuple[str, str]]] = {}  # by path and name: the module here, and the name there
 for _home, _names, _paths in TABLE:
     for _path in _paths.split():
         for _count in range(_path.count(".") + 1):  # the packages above it as well

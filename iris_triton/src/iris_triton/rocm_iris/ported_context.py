@@ -175,21 +175,15 @@ class CUDAArrayInterface:
     Element types that the protocol does not know, such as bfloat16, are given as integers of the same size;
     `tensor_from_ptr` gives them their type back.
 
-    Attributes:
-        ptr, size_bytes: address on the device, and bytes of memory there.
-        dtype: torch's element type.
-        device: where the memory is; torch asks the driver, others may look here.
-        shape: sizes of a contiguous array; None for one dimension with all of the memory.
-
     Raises:
         ArgumentError: (a ValueError) the shape needs more bytes than there are, or an address or size is negative.
     """
 
-    ptr: int
+    ptr: int  #: ptr, size_bytes: address on the device, and bytes of memory there
     size_bytes: int
-    dtype: torch.dtype
-    device: str | int | torch.device | None = None
-    shape: Sequence[int] | None = None
+    dtype: torch.dtype  #: torch's element type
+    device: str | int | torch.device | None = None  #: where the memory is; torch asks the driver, others may look here
+    shape: Sequence[int] | None = None  #: sizes of a contiguous array; None for one dimension with all of the memory
 
     def __post_init__(self) -> None:
         if self.ptr < 0 or self.size_bytes < 0:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
+from iris_core.api import Iris
 from iris_core.errors import NotOnHeapError
-
-if TYPE_CHECKING:
-    from iris_core.api import Iris
 
 VARIANTS = ("atomic", "ring", "one_shot", "two_shot", "spinlock")  # of all_reduce, by their codes
 FIXED_WORDS = 3  # words of a tile beside the two that it has for each rank; `protocol` says what they are for

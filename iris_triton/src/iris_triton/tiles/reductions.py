@@ -46,16 +46,13 @@ def _variant_code(variant):
 class AllReduceConfig:
     """Algorithm of `all_reduce`, and its locks.
 
-    Attributes:
-        variant_code: 0 or "atomic", 1 or "ring", 2 or "one_shot", 3 or "two_shot", 4 or "spinlock" (constexpr).
-        locks_ptr: `locks` as in the method of that algorithm; may be left out for "atomic".
-
     Example:
         ctx.all_reduce(tile, src_view, dst_view, config=AllReduceConfig("two_shot", locks))
     """
 
+    #: 0 or "atomic", 1 or "ring", 2 or "one_shot", 3 or "two_shot", 4 or "spinlock" (constexpr)
     variant_code: tl.constexpr
-    locks_ptr: tl.tensor | tl.constexpr
+    locks_ptr: tl.tensor | tl.constexpr  #: `locks` as in the method of that algorithm; may be left out for "atomic"
 
     @triton.constexpr_function
     def __init__(self, variant_code, locks_ptr=None):

@@ -100,21 +100,16 @@ class TileView(_TileMethods):
 
     Given to a collective that takes data, it means the data that lies in `src_view` already.
 
-    Attributes:
-        pid_m, pid_n: which tile (scalars).
-        block_m, block_n: its rows and columns, powers of 2 (constexpr).
-        block_layout: layout of the tile, for Gluon; the last argument, None in Triton (constexpr).
-
     Example:
         tile = TileView(pid // tiles_n, pid % tiles_n, BLOCK_M, BLOCK_N)
         data = ctx.gather(tile, view, source_rank)
     """
 
-    pid_m: tl.tensor | tl.constexpr
+    pid_m: tl.tensor | tl.constexpr  #: pid_m, pid_n: which tile (scalars)
     pid_n: tl.tensor | tl.constexpr
-    block_m: tl.constexpr
+    block_m: tl.constexpr  #: block_m, block_n: its rows and columns, powers of 2 (constexpr)
     block_n: tl.constexpr
-    block_layout: tl.constexpr
+    block_layout: tl.constexpr  #: layout of the tile, for Gluon; the last argument, None in Triton (constexpr)
 
     @triton.constexpr_function
     def __init__(self, pid_m, pid_n, block_m, block_n, layout=None):
@@ -146,21 +141,16 @@ class TileView(_TileMethods):
 class Tile(_TileMethods):
     """A tile with its data, for example the accumulator of a GEMM.
 
-    Attributes:
-        pid_m, pid_n: which tile (scalars).
-        block_m, block_n: its rows and columns, powers of 2 (constexpr).
-        data: block of block_m x block_n elements of any type and, in Gluon, any layout.
-
     Example:
         tile = Tile(pid_m, pid_n, BLOCK_M, BLOCK_N, accumulator)
         ctx.all_reduce_two_shot(tile, staging_view, output_view, locks)
     """
 
-    pid_m: tl.tensor | tl.constexpr
+    pid_m: tl.tensor | tl.constexpr  #: pid_m, pid_n: which tile (scalars)
     pid_n: tl.tensor | tl.constexpr
-    block_m: tl.constexpr
+    block_m: tl.constexpr  #: block_m, block_n: its rows and columns, powers of 2 (constexpr)
     block_n: tl.constexpr
-    data: tl.tensor
+    data: tl.tensor  #: block of block_m x block_n elements of any type and, in Gluon, any layout
 
     @triton.jit
     def indices(self):
@@ -187,18 +177,13 @@ class Tile(_TileMethods):
 
 @aggregate
 class TensorView:
-    """A matrix in memory.
+    """A matrix in memory."""
 
-    Attributes:
-        ptr: its first element (pointer).
-        M, N: rows and columns; constexprs or run-time values.
-        stride_m, stride_n: in elements; constexprs or run-time values.  A stride of 1 is known to the compiler if the
-            kernel got it as an argument, and then accesses are wide.
-    """
-
-    ptr: tl.tensor
-    M: tl.tensor | tl.constexpr
+    ptr: tl.tensor  #: its first element (pointer)
+    M: tl.tensor | tl.constexpr  #: M, N: rows and columns; constexprs or run-time values
     N: tl.tensor | tl.constexpr
+    #: stride_m, stride_n: in elements; constexprs or run-time values.  A stride of 1 is known to the compiler if the
+    #: kernel got it as an argument, and then accesses are wide.
     stride_m: tl.tensor | tl.constexpr
     stride_n: tl.tensor | tl.constexpr
 

@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from iris_core.errors import UnsupportedError
+from iris_gluon.interpreter.cta import Partition
 from iris_gluon.interpreter.errors import RaceError, UninitializedMemoryError
 from iris_triton.interpreter.frontend.values import Array, numpy_dtype
 from iris_triton.interpreter.state import Line, here
-
-if TYPE_CHECKING:
-    from iris_gluon.interpreter.cta import Partition
 
 _POISON = 0xFF  # NaN in every floating-point type, -1 in integers
 _MAX_WORK = 10_000

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
+from iris_core.heap.heap import SymmetricHeap
+from iris_core.world import World
 from iris_triton.checker.exploration import orders
 from iris_triton.checker.exploration.explored import Explorer
 from iris_triton.checker.exploration.turns import Turns
@@ -21,12 +24,6 @@ from iris_triton.checker.places import Heaps
 from iris_triton.checker.replacements import replaced
 from iris_triton.checker.shared import Tables, share
 from iris_triton.interpreter import entries, launch
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from iris_core.heap.heap import SymmetricHeap
-    from iris_core.world import World
 
 _PLACES = 4  # GPUs that a litmus test in one process can have
 

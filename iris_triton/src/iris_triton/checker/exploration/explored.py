@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 
+from iris_core.world import World
 from iris_triton import _compat
 from iris_triton.checker.changes import MAX_WORDS, SYS
 from iris_triton.checker.exploration.seeded import SeededScheduler
+from iris_triton.checker.exploration.turns import Turns
+from iris_triton.checker.exploration.weak_memory import Thread, WeakMemory
 from iris_triton.checker.replacements import Accesses
+from iris_triton.checker.shared import Tables
 from iris_triton.checker.strands import Host, LaunchStrands
 from iris_triton.checker.watcher import NEUTRAL, Watcher, acquires, fence_scope, reach_of, releases
 from iris_triton.interpreter.memory import accesses
+from iris_triton.interpreter.scheduler import Scheduler
 from iris_triton.interpreter.state import current
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from iris_core.world import World
-    from iris_triton.checker.exploration.turns import Turns
-    from iris_triton.checker.exploration.weak_memory import Thread, WeakMemory
-    from iris_triton.checker.shared import Tables
-    from iris_triton.interpreter.scheduler import Scheduler
 
 
 class Explorer(Accesses):

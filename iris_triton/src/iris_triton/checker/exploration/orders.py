@@ -17,28 +17,25 @@ from __future__ import annotations
 
 import functools
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from iris_core.errors import IrisError
+from iris_core.world import World
 from iris_triton import _compat
 from iris_triton.checker.changes import HOLDS
 from iris_triton.checker.exploration.explored import Explorer
 from iris_triton.checker.exploration.seeded import between
 from iris_triton.checker.exploration.turns import BOUNDED, MOVES, RUNNING, STATE, WAITED, Turns, mixed
+from iris_triton.checker.places import Heaps
 from iris_triton.checker.replacements import Accesses
+from iris_triton.checker.shared import Tables
 from iris_triton.checker.watcher import NEUTRAL, Watcher
 from iris_triton.interpreter import scheduler
 from iris_triton.interpreter.scheduler import Cancelled, Program, Scheduler
 from iris_triton.interpreter.state import ProgramInfo, current
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from iris_core.world import World
-    from iris_triton.checker.places import Heaps
-    from iris_triton.checker.shared import Tables
 
 NAME = "order:"
 CAN, CHOSEN, ACCESS, NEEDS, KNOWS, ASLEEP = range(6)

@@ -9,18 +9,14 @@ on, in both.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from iris_triton.checker.exploration.turns import AWAY, BEST, BOUNDED, LOWEST, MOVES, PROVEN, STATE, WAITED, mixed
-from iris_triton.checker.exploration.weak_memory import Thread
+from iris_triton.checker.exploration.weak_memory import Thread, WeakMemory
+from iris_triton.checker.strands import LaunchStrands
 from iris_triton.interpreter import scheduler
 from iris_triton.interpreter.scheduler import Cancelled, Program, Scheduler
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from iris_triton.checker.exploration.weak_memory import WeakMemory
-    from iris_triton.checker.strands import LaunchStrands
 
 _STAGNATION_NS = 50_000_000  # passes at once where all programs wait and some look at the clock; then twice as much
 _AWAY_S = 1e-3  # between polls while a rank is somewhere else

@@ -15,16 +15,13 @@ import contextlib
 import os
 import select
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from iris_core.logs import rank_logger
 from iris_core.types import Segment
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from iris_core.world import World
-    from iris_triton.checker.shared import Tables
+from iris_core.world import World
+from iris_triton.checker.shared import Tables
 
 TURN, DRAWN, STEPS, MOVES, CLOCK_NS, STAGNANT_NS, LOWEST, FIRST, NEXT, ARENA = range(10)
 """Words of the control row: whose turn it is (-1: no rank's), numbers drawn, steps of programs, changes that others may

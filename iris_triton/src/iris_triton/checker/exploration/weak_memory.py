@@ -12,20 +12,17 @@ Weaker than this is PTX in one thing: loads do not wait for later stores of thei
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from iris_triton import _compat
 from iris_triton.checker.changes import GPU, MAX_WORDS, SYS
 from iris_triton.checker.exploration.turns import ARENA, FIRST, NEXT, Turns
+from iris_triton.checker.places import Heaps
 from iris_triton.checker.shared import CLOCKS, Tables
 from iris_triton.checker.strands import LaunchStrands, Strand, joined
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from iris_triton.checker.places import Heaps
 
 _OBSERVERS = 6  # loads that are remembered for each entry; one more makes the entry known to all
 SLOT, EPOCH, LOW, HIGH, SIZE, COUNT, AT, RANK, SCOPE, MODIFIES, APART, SYSTEM = range(12)

@@ -7,10 +7,9 @@ from typing import Any
 import triton.language as tl
 
 from iris_core.dispatch.requests import COLUMNS, REDUCING
-from iris_core.dispatch.team import Team
 from iris_core.types import CollectiveRequest, DeviceType
 from iris_triton.collectives.packets.fabric import lines_problem
-from iris_triton.collectives.packets.mailbox import MAX_MEMBERS, PACKET, Mailbox, packets_for
+from iris_triton.collectives.packets.mailbox import MAX_MEMBERS, PACKET, packets_for
 from iris_triton.collectives.packets.packet import alignment
 from iris_triton.collectives.parts.collective import KernelCollective
 from iris_triton.collectives.parts.sizes import item_of, layout_arguments, layouts_of
@@ -47,7 +46,8 @@ class PacketCollective(KernelCollective):
         has_lines = self._encoding == "ll128" and request.target.type is DeviceType.CUDA
         return lines_problem(request.target.index) if has_lines else ""
 
-    def _through(self, mailbox: Mailbox, request: CollectiveRequest, team: Team) -> dict[str, Any]:
+    def _arguments(self, request: CollectiveRequest) -> dict[str, Any]:
+        """Return the arguments that say what a call moves, and how; those of its mailbox are others."""
         inner, outer = layouts_of(request)
         part, unit = self._part_nbytes(request), alignment(self._encoding)
         item, whole = item_of(request), request.options.get("aligned", False)
@@ -57,18 +57,8 @@ class PacketCollective(KernelCollective):
             op, carrier = self.reduction(request)
             element = tl.uint8 if carrier is not None else getattr(tl, request.dtype)
         return layout_arguments(request) | {
-            "peers": tuple(team.base_ptrs[(team.rank + 1 + i) % team.size] for i in range(team.size)),
             "part": part,
-            "me": team.rank,
-            "rank": team.world_rank,
             "kind": request.options.get("kind", 0),
-            "counters": mailbox.counters,
-            "cap": mailbox.cap,
-            "box": mailbox.offset_bytes,
-            "half": mailbox.half_nbytes,
-            "timeout_ns": team.timeout_ns,
-            "status": team.status_ptr,
-            "N": team.size,
             "ITEM": item,
             "IN_WHOLE": whole and inner.has_runs(unit // math.gcd(unit, item)),
             "OUT_WHOLE": whole and outer.has_runs(unit // math.gcd(unit, item)),

@@ -151,7 +151,7 @@ def exchange(
             is loaded at the same time as the epoch.
         BLOCK: packets that a program handles at a time: at least one for each thread.
         STEP: the warps of a program go from peer to peer together.
-        NAP_NS, EARLY, LOOKS: see `poll`, `iris_triton.language.asm.follow` and `looks_of`.
+        NAP_NS, EARLY, LOOKS: see `poll`, `iris_triton.language.asm.follow` and `Mailbox.arguments`.
     """
     follow(EARLY)
     program = tl.program_id(0)
@@ -266,11 +266,11 @@ def shape_for(request: CollectiveRequest, packets: int, encoding: str, form: str
         return Shape(max(1, min(config.get("comm_sms", _CPU_PROGRAMS), -(-packets // block))), block, {})
     nbytes, usual = packets * PACKET, 2
     if form == "two_shot" and encoding == "sentinel":  # about 128 programs, as long as they are small
-        wide = boxes.power_of_2(-(-packets // (128 * 32)), 16)
+        wide = min(16, triton.next_power_of_2(-(-packets // (128 * 32))))
         usual = wide if wide <= 8 else 4
     elif form == "mailbox" and nbytes >= _STEP_NBYTES:
         usual = 4
-    usual = max(usual, boxes.power_of_2(-(-packets // (MAX_PROGRAMS * 32)), 8))
+    usual = max(usual, min(8, triton.next_power_of_2(-(-packets // (MAX_PROGRAMS * 32)))))
     warps = config.get("num_warps", usual)
     block, most = 32 * warps, min(config.get("comm_sms", MAX_PROGRAMS), MAX_PROGRAMS)
     return Shape(
@@ -310,8 +310,8 @@ class Exchange(PacketCollective):
         early = early_launch(team.device) if packets <= boxes.packets_for(_EARLY_NBYTES, self._encoding) else {}
         # That a peer's next packet comes after a place was cleared is sure only if a kernel has ended in between.
         launches = mailbox.pieces if self._encoding == "sentinel" else 1
-        arguments = self._through(mailbox, request, team)
-        arguments |= {
+        arguments = self._arguments(request)
+        arguments |= mailbox.arguments(team, shape.programs, shape.options.get("num_warps", 1)) | {
             "pieces": mailbox.pieces // launches,
             "nbytes": request.nbytes if self._hops == 2 else None,
             "ENC": self._encoding,
@@ -325,7 +325,6 @@ class Exchange(PacketCollective):
             "STEP": shape.step,
             "NAP_NS": shape.nap_ns,
             "EARLY": bool(early),
-            "LOOKS": boxes.looks_of(shape.programs, shape.options.get("num_warps", 1)),
         }
         blocks = replace(shape, options={**shape.options, **early})
         firsts = [i * mailbox.cap for i in range(launches)]

@@ -14,6 +14,7 @@ their way.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -124,11 +125,6 @@ def packets_for(nbytes: int, encoding: str) -> int:
     return -(-nbytes // (8 if encoding == "ll" else PACKET))
 
 
-def power_of_2(number: int, most: int) -> int:
-    """Return the next power of two, up to `most`."""
-    return min(most, 1 << max(0, number - 1).bit_length())
-
-
 @dataclass(frozen=True, slots=True)
 class Mailbox:
     """A team's mailbox for one encoding, and the pieces of a message."""
@@ -138,6 +134,25 @@ class Mailbox:
     half_nbytes: int
     cap: int  # packets of a piece, for one member and one hop
     pieces: int
+
+    def arguments(self, team: Team, programs: int, warps: int) -> dict[str, Any]:
+        """Return what all kernels of packets take, for a launch of `programs`; see `exchange`.
+
+        LOOKS: how often a thread looks at four counters each until all threads have seen all; a power of two.
+        """
+        return {
+            "counters": self.counters,
+            "peers": tuple(team.base_ptrs[(team.rank + 1 + i) % team.size] for i in range(team.size)),
+            "me": team.rank,
+            "rank": team.world_rank,
+            "cap": self.cap,
+            "box": self.offset_bytes,
+            "half": self.half_nbytes,
+            "timeout_ns": team.timeout_ns,
+            "status": team.status_ptr,
+            "N": team.size,
+            "LOOKS": triton.next_power_of_2(-(-MAX_PROGRAMS // (programs * warps * 32 * 4))),
+        }
 
 
 def mailbox_for(team: Team, encoding: str, packets: int, slots: int, block: int) -> Mailbox:
@@ -164,8 +179,3 @@ def mailbox_for(team: Team, encoding: str, packets: int, slots: int, block: int)
         pieces = -(-packets // (blocks * block))
         cap = -(-packets // (pieces * block)) * block
     return Mailbox(counters, region.offset_bytes, half, cap, pieces)
-
-
-def looks_of(programs: int, warps: int) -> int:
-    """Return how often the threads of a launch look at four counters each until they have seen all; a power of two."""
-    return power_of_2(-(-MAX_PROGRAMS // (programs * warps * 32 * 4)), MAX_PROGRAMS)

@@ -180,8 +180,8 @@ class Split(PacketCollective):
         warps, sub, several, iterations = self._stretch(request)
         mailbox = boxes.mailbox_for(team, self._encoding, self._packets(request), team.size - 1, sub)
         pairs = self._pairs(request, mailbox.cap, sub * several, team.max_programs)
-        arguments = self._through(mailbox, request, team)
-        arguments |= {
+        arguments = self._arguments(request)
+        arguments |= mailbox.arguments(team, 2 * pairs, warps or 1) | {
             "control": team.control.tensor.view(torch.int64),
             "local": team.region("split", 4 * MAX_PROGRAMS).tensor.view(torch.int32),
             "bases": team.bases,
@@ -190,7 +190,6 @@ class Split(PacketCollective):
             "slots": mailbox.cap,
             "SUB": sub,
             "ITER": iterations,
-            "LOOKS": boxes.looks_of(2 * pairs, warps or 1),
         }
         blocks = Blocks(2 * pairs, sub * several, {} if request.target.type is DeviceType.CPU else {"num_warps": warps})
         firsts = [i * mailbox.cap for i in range(mailbox.pieces)]

@@ -16,7 +16,6 @@ import triton
 import triton.language as tl
 
 from iris_core.device.context_words import Mismatch, MismatchCode
-from iris_triton.language.address import translate
 from iris_triton.language.flags import await_flags, begin_report, lanes_for, publish_report, set_flag, set_flags
 from iris_triton.language.sync import gather_stores
 
@@ -188,43 +187,6 @@ def await_all(row, epoch, timeout_ns, status, rank, SIZE: tl.constexpr):
         row + lanes % SIZE, epoch, lanes < SIZE, "reached", "acquire", "sys",
         timeout_ns, tl.cast(status, tl.int64), rank
     )  # fmt: skip
-
-
-@triton.jit
-def is_last(done, number):
-    """Count programs in `done` (int32, 0); return whether all `number` have come, whose stores are then visible."""
-    tl.debug_barrier()  # the atomic is one thread's, and covers what it has seen
-    last = tl.atomic_add(done, 1, sem="acq_rel", scope="gpu") == number - 1
-    if last:
-        tl.store(done, 0)
-        tl.debug_barrier()
-    return last
-
-
-@triton.jit
-def signal_members(ctx, flag, value, members, SIZE: tl.constexpr):
-    """Set a flag on all members but those that are gone (rank -1), after all earlier stores of this program.
-
-    One release orders the stores before all flags; of `ctx.signal` in a loop, each would wait for the flag before.
-    """
-    lanes = lanes_for(SIZE)
-    ranks = tl.load(members + lanes % SIZE)
-    gather_stores()
-    targets = translate(flag + lanes * 0, ctx.rank, tl.maximum(ranks, 0), ctx.heap_bases)
-    set_flags(targets, value, (lanes < SIZE) & (ranks >= 0), "release", "sys")
-
-
-@triton.jit
-def await_members(ctx, flags, value, members, me, SIZE: tl.constexpr, step=1):
-    """Wait until the flags of all members but those that are gone, one every `step` words, are at least `value`.
-
-    Those of members that are gone are replaced by the flag of `me`, the caller's own number.
-    """
-    lanes = lanes_for(SIZE)
-    is_there = (lanes < SIZE) & (tl.load(members + lanes % SIZE) >= 0)
-    places = tl.where(is_there, lanes, me)
-    timeout_ns, status = ctx._bound()
-    await_flags(flags + places * step, value, is_there, "ge", "acquire", "sys", timeout_ns, status, ctx.rank)
 
 
 @triton.jit

@@ -12,7 +12,7 @@ import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 import triton
@@ -40,27 +40,11 @@ def copies_obstacle(device: DeviceType) -> str:
     return "" if found else f"the copy engines are driven through {distribution}, which is not installed"
 
 
-class Engines(NamedTuple):
-    """What the copy engines of a device do, without a multiprocessor; asynchronous on a GPU, at once on the CPU.
+def engines(device: DeviceType) -> tuple[Callable[..., Any], Callable[..., Any], type, type]:
+    """Return `copy` and `write` of `Side`, and what makes what they take of an address and of a raw stream (or 0).
 
-    Attributes:
-        copy: copies memory that this process can address, peers' included: target, source, bytes, stream.
-        write: writes a 32-bit word of such memory after all earlier work of a stream: address, value, 0, stream.  A
-            kernel that fills the device may wait for it; it must acquire with scope "sys".
-        address, raw: make what both take of an address, and of a raw stream (0 for the default one).  NVIDIA's bindings
-            convert numbers to objects at every call, which takes longer than the rest of the call in Python.
-
-    Both raise DriverError where the driver refuses.
+    NVIDIA's bindings convert numbers to objects at every call, which takes longer than the rest of the call in Python.
     """
-
-    copy: Callable[[Any, Any, int, Any], Any]
-    write: Callable[[Any, int, int, Any], Any]
-    address: Callable[[int], Any]
-    raw: Callable[[int], Any]
-
-
-def engines(device: DeviceType) -> Engines:
-    """Return the copy engines of a device."""
     if device is DeviceType.CUDA:
         from cuda.bindings import driver
 
@@ -74,7 +58,7 @@ def engines(device: DeviceType) -> Engines:
     else:
         move = lambda target, source, nbytes, stream: ctypes.memmove(target, source, nbytes)
         # a kernel, so that the checker sees what it releases
-        return Engines(move, lambda address, value, flags, stream: _write_word[(1,)](address, value), int, int)
+        return move, lambda address, value, flags, stream: _write_word[(1,)](address, value), int, int
 
     def ask(function: Any, *arguments: Any) -> None:
         (code,) = function(*arguments)
@@ -82,7 +66,7 @@ def engines(device: DeviceType) -> Engines:
             raise DriverError(function.__name__, int(code), code.name)
 
     stream_first = lambda address, value, flags, stream: ask(write, stream, address, value, flags)
-    return Engines(partial(ask, copy), stream_first, *kinds)
+    return partial(ask, copy), stream_first, *kinds
 
 
 @triton.jit(do_not_specialize=("address", "value"))
@@ -111,15 +95,21 @@ def words_of(team: Team, name: str, number: int) -> torch.Tensor:
 
 @dataclass(slots=True)
 class Side:
-    """The second stream; on the CPU there is none, and copies are synchronous."""
+    """What copies without a multiprocessor, and the second stream; on the CPU is none, and copies are synchronous.
+
+    `copy` and `write` raise DriverError where the driver refuses.
+    """
 
     barrier: Callable[[Any], None]
-    copy: Callable[[Any, Any, int, Any], Any]  # these three: see `Engines`
+    #: copies memory that this process can address, peers' included: target, source, bytes, `raw`
+    copy: Callable[[Any, Any, int, Any], Any]
+    #: writes a 32-bit word of such memory after all earlier work of the stream: address, value, 0, `raw`.  A kernel
+    #: that fills the device may wait for it; it must acquire with scope "sys".
     write: Callable[[Any, int, int, Any], Any]
-    address: Callable[[int], Any]
+    address: Callable[[int], Any]  #: makes what both take of an address
     second: SideStream | None = None
-    stream: Any = None  # of `second`
-    raw: Any = 0  # its handle for `copy`
+    stream: Any = None  #: of `second`
+    raw: Any = 0  #: its handle, as both take it
 
     @classmethod
     def of(cls, team: Team, target: DeviceTarget) -> Self:

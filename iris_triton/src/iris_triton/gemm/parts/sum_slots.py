@@ -74,9 +74,7 @@ def sum_slots(
 
 _OF_A_THREAD = 8  # elements of a tile on a GPU: 16 bytes of a slot at a time, of 16-bit elements
 
-_TILE_GPU, _TILE_CPU = 2048, 16384
-"""Elements of a tile; on the CPU an operation on a block costs the same for 1 and 1000."""
-
+_TILE_GPU, _TILE_CPU = 2048, 16384  # elements of a tile; on the CPU a block of one costs as much as one of 1000
 _MOST_COLUMNS = 1024
 
 

@@ -141,8 +141,7 @@ def store_tile(
 
 
 PER_CALL = ("out", "a", "b", "bias", "a_scales", "b_scales")  # arguments that may lie anywhere
-RUNTIME = ("me", "rank", "per_owner", "timeout_ns", "status")
-"""Arguments for whose values kernels are not compiled anew."""
+RUNTIME = ("me", "rank", "per_owner", "timeout_ns", "status")  # for whose values kernels are not compiled anew
 
 
 @triton.jit
