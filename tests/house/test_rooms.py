@@ -62,7 +62,7 @@ BUDGETS = {
     "iris_triton/collectives": 4245,
     "iris_triton/checker": 4071,
     "iris_triton/demos": 151,
-    "iris_triton/gemm": 2683,
+    "iris_triton/gemm": 2681,
     "iris_triton/interpreter": 3528,
     "iris_triton/language": 1798,
     "iris_triton/rocm_iris": 1020,

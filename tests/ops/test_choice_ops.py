@@ -143,6 +143,13 @@ def test_algorithms_say_what_they_cannot():
         assert 0 < each.cost(small) < each.cost(large)
 
 
+@pytest.mark.parametrize(("m", "form"), [(1, "sum"), (2, "sum"), (9, "two"), (16, "two")])
+def test_two_hops_where_they_save_bytes(m, form):
+    """Not where few of the 8 members own a row, and these send it to all."""
+    request = replace(REQUEST, op="matmul_all_reduce", m=m, n=1 << 16)
+    assert next(each for each in operations() if each.name == "packets")._form(request) == form
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("columns", [16, 32, 64, 128])
 @pytest.mark.parametrize("m", [1, 32, 128])

@@ -125,11 +125,8 @@ def _receive(
     """
     EACH: tl.constexpr = 128 // DT.primitive_bitwidth
     begin, step = tl.program_id(0) * C, PROGRAMS * C
-    before = me * 0  # rows before those that this rank owns
-    owned = rows
-    if FORM == "two" or FORM == "rows":
-        before = me * rows
-        owned = tl.minimum(tl.maximum(m - before, 0), rows)
+    before = me * rows if FORM == "two" or FORM == "rows" else 0  # rows before those that this rank owns
+    owned = tl.minimum(tl.maximum(m - before, 0), rows)
     own = peers[N - 1] + at
     for s in range(begin, owned * (n // EACH), step):
         packet, element = s + tl.arange(0, C), s * EACH + tl.arange(0, C * EACH)
@@ -329,8 +326,9 @@ class PacketProduct(Fused):
     def _form(self, request: FusedRequest) -> str:
         if self.op != "matmul_all_reduce":
             return {"matmul_reduce_scatter": "rows", "matmul_all_gather": "all", "all_gather_matmul": "a"}[self.op]
-        size = request.group_size  # in two hops fewer bytes are sent
-        saved = (size - 1) * (1 - 2 / size) * request.m * request.n * getattr(torch, request.out_dtype).itemsize
+        item, size = getattr(torch, request.out_dtype).itemsize, request.group_size
+        rows = -(-request.m // size)  # of the member that sends most in two hops: what it owns, twice
+        saved = (size - 1) * (request.m - 2 * rows) * request.n * item
         return "two" if saved > _HOP_S * _WIRE else "sum"
 
     def cost(self, request: FusedRequest) -> float:
