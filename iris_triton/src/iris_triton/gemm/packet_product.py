@@ -44,42 +44,47 @@ def _packet(words, i: tl.constexpr):
 
 
 @triton.jit
-def _gather(
-    a, gathered, words, peers, at, slot, me, epoch, rows, inner, k, a_down, a_right, timeout_ns, status, rank,
-    N: tl.constexpr, DIM: tl.constexpr, SEND: tl.constexpr, PROGRAMS: tl.constexpr, C: tl.constexpr
-):  # fmt: skip
-    """Send this program's part of A to all members (SEND), or store what came from all, and wait for other programs."""
+def _load_part(a, s, total, inner, a_down, a_right, C: tl.constexpr):
+    """Load C packets of A, of `total` elements."""
     EACH: tl.constexpr = 16 // item_nbytes(a.dtype)
-    packets = inner // EACH  # of a row
-    total = rows * packets
-    mark = boxes.mark_of(epoch)
-    for s in range(tl.program_id(0) * C, total, PROGRAMS * C):
-        packet = s + tl.arange(0, C)
-        mask, flags = (packet < total).to(tl.int32), packet * 0
-        element = s * EACH + tl.arange(0, C * EACH)
-        row, column = element // inner, element % inner
-        place = packet.to(tl.int64) * 16 + at
-        if SEND:
-            where = a + row.to(tl.int64) * a_down + column.to(tl.int64) * a_right
-            values = tl.load(where, mask=element < total * EACH, other=0.0)
-            raw = encode(words_of(values, C), mark, flags, ENC)
-            for i in tl.static_range(N):
-                push(peers[i] + me * slot + place, raw, mask, flags, ENC)
-        else:
-            mine = peers[N - 1] + place
-            came = poll(mine, slot, mark, mask, flags, timeout_ns, status, rank, N, ENC, 0)
-            for i in tl.static_range(N):
-                values = elements_of(_packet(came, i), a.dtype.element_ty, C * EACH)
-                line, right = (i * rows + row, column) if DIM == 0 else (row, i * inner + column)
-                tl.store(gathered + (line.to(tl.int64) * k + right), values, mask=element < total * EACH)
-            clear(mine, slot, mask, N)
-    if not SEND:
-        publish(words + tl.program_id(0), epoch + 1, "gpu")
-        lanes = lanes_for(PROGRAMS)
-        await_flags(  # for longer than a program waits for packets, whose report names their sender
-            words + lanes % PROGRAMS, epoch + 1, lanes < PROGRAMS, "eq", "acquire", "gpu",
-            2 * tl.cast(timeout_ns, tl.int64), tl.cast(status, tl.int64), rank
-        )  # fmt: skip
+    element = s * EACH + tl.arange(0, C * EACH)
+    where = a + (element // inner).to(tl.int64) * a_down + (element % inner).to(tl.int64) * a_right
+    return words_of(tl.load(where, mask=element < total, other=0.0), C)
+
+
+@triton.jit
+def _send_part(part, s, packets, peers, at, mark, N: tl.constexpr, C: tl.constexpr):
+    """Send C packets of A, whose first has number s, to all members."""
+    packet = s + tl.arange(0, C)
+    raw = encode(part, mark, packet * 0, ENC)
+    for i in tl.static_range(N):
+        push(peers[i] + at + packet.to(tl.int64) * 16, raw, (packet < packets).to(tl.int32), packet * 0, ENC)
+
+
+@triton.jit
+def _store_parts(
+    gathered, words, peers, at, slot, mark, epoch, rows, inner, k, timeout_ns, status, rank,
+    N: tl.constexpr, DIM: tl.constexpr, PROGRAMS: tl.constexpr, C: tl.constexpr
+):  # fmt: skip
+    """Store this program's packets of A from all members, and wait until all programs have."""
+    EACH: tl.constexpr = 16 // item_nbytes(gathered.dtype)
+    packets = rows * (inner // EACH)
+    for s in range(tl.program_id(0) * C, packets, PROGRAMS * C):
+        packet, element = s + tl.arange(0, C), s * EACH + tl.arange(0, C * EACH)
+        mask, row, column = (packet < packets).to(tl.int32), element // inner, element % inner
+        mine = peers[N - 1] + at + packet.to(tl.int64) * 16
+        came = poll(mine, slot, mark, mask, mask * 0, timeout_ns, status, rank, N, ENC, 0)
+        for i in tl.static_range(N):
+            values = elements_of(_packet(came, i), gathered.dtype.element_ty, C * EACH)
+            line, right = (i * rows + row, column) if DIM == 0 else (row, i * inner + column)
+            tl.store(gathered + (line.to(tl.int64) * k + right), values, mask=element < packets * EACH)
+        clear(mine, slot, mask, N)
+    publish(words + tl.program_id(0), epoch + 1, "gpu")
+    lanes = lanes_for(PROGRAMS)
+    await_flags(  # for longer than a program waits for packets, whose report names their sender
+        words + lanes % PROGRAMS, epoch + 1, lanes < PROGRAMS, "eq", "acquire", "gpu",
+        2 * tl.cast(timeout_ns, tl.int64), tl.cast(status, tl.int64), rank
+    )  # fmt: skip
 
 
 @triton.jit
@@ -204,21 +209,23 @@ def packet_product(
     group, split = program % groups, program // groups
     first = split * span
     end = tl.minimum(first + span, k)
+    if FORM == "a":  # it comes with the epoch
+        part = _load_part(a, program * C, rows * inner, inner, a_down, a_right, C)
     epoch, found = boxes.look(counters, 1, me, N, LOOKS)
     at = tl.cast(box, tl.int64) + (epoch & 1).to(tl.int64) * half
     slot = tl.cast(slot, tl.int64)
     mark = boxes.mark_of(epoch)
     tile_words = words
     if FORM == "a":
-        _gather(
-            a, gathered, words, peers, at, slot, me, epoch, rows, inner, k, a_down, a_right, timeout_ns, status, rank,
-            N, DIM, True, PROGRAMS, C
-        )  # fmt: skip
+        packets = rows * (inner // (16 // item_nbytes(a.dtype)))
+        _send_part(part, program * C, packets, peers, at + me * slot, mark, N, C)
+        for s in range((program + PROGRAMS) * C, packets, PROGRAMS * C):
+            part = _load_part(a, s, rows * inner, inner, a_down, a_right, C)
+            _send_part(part, s, packets, peers, at + me * slot, mark, N, C)
         claimed = boxes.advance(found, counters, epoch, 1, kind, peers, me, status, rank, N)
-        _gather(
-            a, gathered, words, peers, at, slot, me, epoch, rows, inner, k, a_down, a_right, timeout_ns, status, rank,
-            N, DIM, False, PROGRAMS, C
-        )  # fmt: skip
+        _store_parts(
+            gathered, words, peers, at, slot, mark, epoch, rows, inner, k, timeout_ns, status, rank, N, DIM, PROGRAMS, C
+        )
         tile_words += PROGRAMS
         left, left_down = gathered, k
     else:
