@@ -87,7 +87,7 @@ FEATURES = {
         ),
     ),
     "experts, attention, norms, products of few rows, multicast, launches from C": (
-        3559,
+        3561,
         (
             "iris_core.ops.experts", "iris_core.ops.attention", "iris_core.ops.made", "iris_core.nn.expert_parallel",
             "iris_core.nn.norm", "iris_core.nn.sequence", "iris_core.providers.norms", "iris_triton.launcher",
