@@ -22,7 +22,6 @@ import triton.language as tl
 
 from iris_core.dispatch.products import SCALED_BLOCK
 from iris_core.dispatch.team import Host, rounded
-from iris_core.errors import UnsupportedError
 from iris_core.providers.model import fixed_s, moving_s, product_s
 from iris_core.types import DeviceType, FusedRequest
 from iris_triton.collectives.packets import mailbox as boxes
@@ -380,9 +379,7 @@ class PacketProduct(Fused):
         share = -(-packets // programs) if form == "a" else rows * tiles.block_n // each
         most_each = 1 << (_HELD // size).bit_length() - 1  # size is at most 8
         here = max(least, min(least * most_each, triton.next_power_of_2(share)))
-        mailbox = boxes.mailbox_for(team, "sentinel", packets, hops * size, 1)
-        if mailbox.pieces > 1:
-            raise UnsupportedError(f"{self.name!r} needs a workspace that holds all tiles: see IRIS_CCL_WORKSPACE")
+        mailbox = boxes.mailbox_for(team, "sentinel", packets, hops * size)
         # A region: `reset` clears it together with the epochs.
         flags = team.region(f"flags of products at {mailbox.offset_bytes}", rounded(4 * (programs + tiles_n * splits)))
         words = flags.tensor.view(torch.int32)
