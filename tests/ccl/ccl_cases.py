@@ -235,6 +235,7 @@ def expected(case, rank, inputs):
     if case.splits:
         splits = row_splits(case, size)
         return torch.cat([each.split(split)[rank] for each, split in zip(inputs, splits, strict=True)])
+    inputs = [torch.atleast_1d(each) for each in inputs]
     found = collective_jobs.expected(usual(case.op, reduction=case.reduction, root=case.root), inputs)[rank]
     return found.to(inputs[0].dtype).reshape(output_shape(case, rank, size))
 

@@ -125,6 +125,19 @@ def far_apart(ctx):
     return int((wrong | (far != 32).any(0)).sum())
 
 
+@on_heap("1MiB", packets=True, IRIS_SYSTEM_SIZE="1MiB")
+def no_room_for_packets(ctx):
+    """What is refused, and whether the heap is as it was: a part of a mailbox would be of no use."""
+    product = torch.zeros(128, 4096), torch.ones(128, 16), torch.ones(16, 4096)
+    rows = [torch.ones(64, 8192, dtype=torch.bfloat16) for _ in range(4)]
+    before = ctx.stats().largest_free
+    said = [
+        said_by(ctx.ops.matmul_all_reduce, *product, config=FusedConfig(algorithm="packets")),
+        said_by(ctx.ops.all_reduce_rms_norm, *rows[:3], rows[3][0], config=Config(algorithm="sentinel_one_shot")),
+    ]
+    return [each.partition(":")[0] for each in said], before - ctx.stats().largest_free
+
+
 def without_gradients(device):
     """Products of parameters in no_grad: also in a thread of the context, or bound there and called elsewhere."""
     with Iris("8MiB", device=device) as ctx:
@@ -278,6 +291,10 @@ def test_a_late_packet_names_its_sender(pool):
     case = Case("all_gather_matmul", "packets", (4, 256, 64), dim=0, config=PROGRAMS)
     for text in pool.run(partial(said_by, one_is_missing), 3, "cpu", case):
         assert "where the data of rank 1 arrives" in text
+
+
+def test_packets_without_room_leave_the_heap_alone(pool):
+    assert pool.run(no_room_for_packets, 2, "cpu") == [(["UnsupportedError"] * 2, 0)] * 2
 
 
 def test_packets_of_elements_that_are_far_apart(pool):

@@ -69,7 +69,6 @@ class Team:
 
     Args:
         opened: the parts of the context.
-        limit_nbytes: of a workspace (IRIS_CCL_WORKSPACE).
         reserved: of the team of all ranks: memory for control words and mail.
     """
 
@@ -99,7 +98,7 @@ class Team:
         self.reports: KernelReports = opened.reports  #: of this rank's context
         self.exhausted: dict[str, int] = {}  #: smallest size of memory that could not be had, by name
         self._heap: SymmetricHeap = opened.heap
-        self._limit_nbytes = limit_nbytes
+        self.limit_nbytes = limit_nbytes  #: of a workspace for what can go in pieces (IRIS_CCL_WORKSPACE)
         self._held: dict[int, torch.Tensor] = {}
         self._warned: set[str] = set()
         own: tuple[Region, ...] = reserved if self.members == tuple(range(len(spec.heap_bases))) else ()
@@ -199,23 +198,24 @@ class Team:
                 not worth an exchange.
             minimum: smallest size that is of any use; UnsupportedError if not even that is left.
         """
-        limit = max(self._limit_nbytes, _power_of_2(minimum))
+        limit = max(self.limit_nbytes, _power_of_2(minimum))
         if nbytes is None:
             nbytes = min(limit, self._heap.usable_nbytes) // _PART
         wanted = min(_power_of_2(max(nbytes, minimum)), limit)
         known = self._regions.get(name, [])
         while True:
-            have = next((region for region in known if region.nbytes >= min(wanted, nbytes)), None)
-            if have is not None:
+            if (have := next((each for each in known if each.nbytes >= min(wanted, nbytes)), None)) is not None:
                 return have
             if not known or wanted < self.exhausted.get(name, wanted + 1):
                 try:
                     return self.region(name, wanted, fill)
                 except UnsupportedError as error:
                     self.exhausted[name] = wanted
-                    if not known and wanted // 2 < minimum:
+                    if wanted // 2 < minimum:
                         raise
                     self.warn_once(f"the workspace {name!r} of collectives is smaller than it might be", str(error))
+            elif wanted // 2 < minimum:
+                raise UnsupportedError(f"the heap has no {wanted} bytes left for workspace {name!r} of {self._name}")
             wanted //= 2
 
     def explain_report(self, report: Report, describe: Callable[[int], str]) -> Meaning | None:

@@ -16,7 +16,6 @@ import triton.language as tl
 
 from iris_core.dispatch.products import FP8
 from iris_core.dispatch.team import Host
-from iris_core.errors import UnsupportedError
 from iris_core.types import DeviceType, NormRequest
 from iris_triton.collectives.packets import mailbox as boxes
 from iris_triton.collectives.packets.arithmetic import elements_of, reduced
@@ -167,9 +166,7 @@ class PacketNorm(ReduceNorm):
         two, size = self._shots == 2, team.size
         rows = request.rows * parts
         bands = -(-rows // size) if two else rows
-        mailbox = boxes.mailbox_for(team, "sentinel", bands * row, self._shots * size, block)
-        if mailbox.pieces > 1:
-            raise UnsupportedError(f"{self.name!r} needs a workspace that holds all rows: see IRIS_CCL_WORKSPACE")
+        mailbox = boxes.mailbox_for(team, "sentinel", bands * row, self._shots * size)
         programs = min(self.resident(request, host, 2, boxes.MAX_PROGRAMS), rows)
         nbytes, words = 8 * boxes.MAX_PROGRAMS, None
         if parts > 1:

@@ -22,7 +22,6 @@ import triton.language as tl
 
 from iris_core.dispatch.products import SCALED_BLOCK
 from iris_core.dispatch.team import Host, rounded
-from iris_core.errors import UnsupportedError
 from iris_core.providers.model import fixed_s, moving_s, product_s
 from iris_core.types import DeviceType, FusedRequest
 from iris_triton.collectives.packets import mailbox as boxes
@@ -394,9 +393,7 @@ class PacketProduct(Fused):
         share = -(-packets // programs)
         most_each = 1 << (_HELD // size).bit_length() - 1  # size is at most 8
         here = max(least, min(least * most_each, triton.next_power_of_2(share)))
-        mailbox = boxes.mailbox_for(team, "sentinel", packets, hops * size, 1)
-        if mailbox.pieces > 1:
-            raise UnsupportedError(f"{self.name!r} needs a workspace that holds all rows: see IRIS_CCL_WORKSPACE")
+        mailbox = boxes.mailbox_for(team, "sentinel", packets, hops * size)
         arguments = arguments_of(request, tiles, request.m, request.out_stride)
         every = arguments["tiles_m"] * arguments["tiles_n"]
         # A region: `reset` clears it together with the epochs.

@@ -155,27 +155,25 @@ class Mailbox:
         }
 
 
-def mailbox_for(team: Team, encoding: str, packets: int, slots: int, block: int) -> Mailbox:
+def mailbox_for(team: Team, encoding: str, packets: int, slots: int, block: int | None = None) -> Mailbox:
     """Return the mailbox of an encoding, which all operations share; create or enlarge it.  Collective, alike on all.
 
     A member sends `packets` to each peer in one hop, and `slots` members do, summed over the hops; pieces are multiples
-    of `block`.  An UnsupportedError says that the heap has no space for a mailbox that holds one piece.
+    of `block`; without one, there is one piece.  An UnsupportedError says that there is no space for a mailbox that
+    holds one, in the heap, or in IRIS_CCL_WORKSPACE for all in one.
     """
-    least = 2 * slots * block * PACKET
     whole = 2 * -(-slots * packets * PACKET // LINE) * LINE
+    least = 2 * slots * block * PACKET if block else whole
+    if not block and whole > team.limit_nbytes:
+        raise UnsupportedError(f"a mailbox of {whole} bytes would exceed IRIS_CCL_WORKSPACE, {team.limit_nbytes}")
     region = team.workspace(f"mailbox {encoding}", max(whole, least), least, _FILL[encoding])
     # Beside it, not within: regions have sizes of powers of two, and so have most messages.
     epochs = team.region(f"epochs of mailbox {encoding} at {region.offset_bytes}", 4 * WORDS)
     counters = epochs.tensor[: 4 * WORDS].view(torch.int32)
     half = region.nbytes // 2 // LINE * LINE
     most, cap, pieces = half // (slots * PACKET), packets, 1
-    if packets > most:
+    if block and packets > most:
         blocks = most // block
-        if blocks == 0:
-            raise UnsupportedError(
-                f"the mailbox {encoding!r} of ranks {', '.join(map(str, team.members))} has {region.nbytes} bytes, and "
-                f"{least} are needed at least: open the context with a larger heap_size"
-            )
         pieces = -(-packets // (blocks * block))
         cap = -(-packets // (pieces * block)) * block
     return Mailbox(counters, region.offset_bytes, half, cap, pieces)
