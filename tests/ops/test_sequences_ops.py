@@ -130,6 +130,8 @@ def no_room_for_packets(ctx):
     """What is refused, and whether the heap is as it was: a part of a mailbox would be of no use."""
     product = torch.zeros(128, 4096), torch.ones(128, 16), torch.ones(16, 4096)
     rows = [torch.ones(64, 8192, dtype=torch.bfloat16) for _ in range(4)]
+    small = torch.zeros(1, 64), torch.ones(1, 16), torch.ones(16, 64)
+    ctx.ops.matmul_all_reduce(*small, config=FusedConfig(algorithm="packets"))  # there is a mailbox, a small one
     before = ctx.stats().largest_free
     said = [
         said_by(ctx.ops.matmul_all_reduce, *product, config=FusedConfig(algorithm="packets")),

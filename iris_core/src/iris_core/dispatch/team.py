@@ -211,12 +211,12 @@ class Team:
                     return self.region(name, wanted, fill)
                 except UnsupportedError as error:
                     self.exhausted[name] = wanted
-                    if wanted // 2 < minimum:
+                    if wanted <= minimum:
                         raise
                     self.warn_once(f"the workspace {name!r} of collectives is smaller than it might be", str(error))
-            elif wanted // 2 < minimum:
+            elif wanted <= minimum:
                 raise UnsupportedError(f"the heap has no {wanted} bytes left for workspace {name!r} of {self._name}")
-            wanted //= 2
+            wanted = max(wanted // 2, minimum)
 
     def explain_report(self, report: Report, describe: Callable[[int], str]) -> Meaning | None:
         """Explain a report of a member's kernel; None if it is not about this team's memory.
