@@ -209,7 +209,7 @@ def packet_product(
     first = split * span
     end = tl.minimum(first + span, k)
     if FORM == "a":  # it comes with the epoch
-        part = _load_part(a, program * C, rows * inner, inner, a_down, a_right, C)
+        part = _load_part(parts.wide(a, A_ALIGNED), program * C, rows * inner, inner, a_down, a_right, C)
     epoch, found = boxes.look(counters, 1, me, N, LOOKS)
     at = tl.cast(box, tl.int64) + (epoch & 1).to(tl.int64) * half
     slot = tl.cast(slot, tl.int64)
@@ -219,7 +219,7 @@ def packet_product(
         packets = rows * (inner // (16 // item_nbytes(a.dtype)))
         _send_part(part, program * C, packets, peers, at + me * slot, mark, N, C)
         for s in range((program + PROGRAMS) * C, packets, PROGRAMS * C):
-            part = _load_part(a, s, rows * inner, inner, a_down, a_right, C)
+            part = _load_part(parts.wide(a, A_ALIGNED), s, rows * inner, inner, a_down, a_right, C)
             _send_part(part, s, packets, peers, at + me * slot, mark, N, C)
         claimed = boxes.advance(found, counters, epoch, 1, kind, peers, me, status, rank, N)
         _store_parts(
