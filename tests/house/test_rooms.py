@@ -38,36 +38,36 @@ FLOORS = (
 
 # Lines of a room, at most; what exceeds the target of docs/architecture.md shrinks towards it and never grows.
 BUDGETS = {
-    "iris_core/*.py": 2631,
-    "iris_core/bench": 1230,
+    "iris_core/*.py": 2623,
+    "iris_core/bench": 1224,
     "iris_core/ccl": 368,
-    "iris_core/cli": 1651,
+    "iris_core/cli": 1620,
     "iris_core/device": 1383,
     "iris_core/dispatch": 3263,
-    "iris_core/heap": 2702,
-    "iris_core/nn": 859,
+    "iris_core/heap": 2666,
+    "iris_core/nn": 848,
     "iris_core/ops": 1166,
     "iris_core/providers": 1967,
-    "iris_core/registry": 912,
-    "iris_core/testing": 1953,
+    "iris_core/registry": 886,
+    "iris_core/testing": 1943,
     "iris_core/torch_backend": 2333,
-    "iris_core/tracing": 494,
+    "iris_core/tracing": 485,
     "iris_core/tuning": 421,
-    "iris_core/world": 2187,
+    "iris_core/world": 2160,
     "iris_allocators/*.py": 499,
     "iris_allocators/driver": 436,
     "iris_allocators/nccl": 225,
     "iris_allocators/vmem": 653,
-    "iris_triton/*.py": 1478,
+    "iris_triton/*.py": 1460,
     "iris_triton/collectives": 4243,
     "iris_triton/checker": 4071,
     "iris_triton/demos": 151,
     "iris_triton/gemm": 2682,
     "iris_triton/interpreter": 3528,
     "iris_triton/language": 1798,
-    "iris_triton/rocm_iris": 1020,
+    "iris_triton/rocm_iris": 1017,
     "iris_triton/testing": 578,
-    "iris_triton/tiles": 1021,
+    "iris_triton/tiles": 1012,
     "iris_gluon/*.py": 691,
     "iris_gluon/gemm": 1132,
     "iris_gluon/interpreter": 1489,
@@ -101,7 +101,7 @@ FEATURES = {
         ("iris_triton.checker", "iris_triton.testing.checked", "iris_core.cli.check", "iris_core.cli.all_orders"),
     ),
 }  # fmt: skip
-REST = 38_183
+REST = 37_989
 """Lines of all else, at most; 38,000 were planned."""
 
 ENGINE = 4000

@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Any
 from iris_core.types import VERSION as __version__
 
 if TYPE_CHECKING:
-    from iris_core.api import Iris as Iris
-    from iris_core.hooks import hookimpl as hookimpl
-    from iris_core.logs import logger as logger
-    from iris_core.logs import set_logger_level as set_logger_level
-    from iris_core.settings import IrisSettings as IrisSettings
-    from iris_core.settings import PluginSettings as PluginSettings
-    from iris_core.world.launch import run as run
+    from iris_core.api import Iris
+    from iris_core.hooks import hookimpl
+    from iris_core.logs import logger, set_logger_level
+    from iris_core.settings import IrisSettings, PluginSettings
+    from iris_core.world.launch import run
 
 
 _HOMES = {

@@ -291,8 +291,7 @@ class Iris(TensorFactories, OneSided):
         """
         self._check_open()
         root = src if source_rank is None else source_rank
-        payload = as_sent(value) if self.cur_rank == root else None
-        return self._world.broadcast_object(payload, root)
+        return self._world.broadcast_object(as_sent(value) if self.cur_rank == root else None, root)
 
     # -- heap ---------------------------------------------------------------------------------------------------------
     def allocate_symmetric(self, *size: Any, dtype: torch.dtype | None = None) -> tuple[torch.Tensor, torch.Tensor]:

@@ -139,8 +139,7 @@ def open_heap(
     undo.callback(heap.close)
     undo.callback(backend.detach)  # before the next steps: any may fail on another rank only
     area = heap.system_area
-    graphs = 0 if target.type is DeviceType.CPU else GRAPHS
-    barriers = DeviceBarriers(heap, world, backend, graphs)
+    barriers = DeviceBarriers(heap, world, backend, 0 if target.type is DeviceType.CPU else GRAPHS)
 
     def clear() -> None:
         area.clear()

@@ -39,13 +39,9 @@ class SettingsBase(BaseSettings):
     """Frozen; unknown names are errors; neither .env files nor secret directories are read."""
 
     model_config = SettingsConfigDict(
-        frozen=True,
-        extra="forbid",
-        env_nested_delimiter=NESTING,
-        env_ignore_empty=True,
-        validate_default=True,
+        frozen=True, extra="forbid", env_nested_delimiter=NESTING, env_ignore_empty=True, validate_default=True,
         use_attribute_docstrings=True,
-    )
+    )  # fmt: skip
 
     @classmethod
     def settings_customise_sources(

@@ -30,10 +30,7 @@ def triton_home() -> pathlib.Path | None:
 
 
 def installed_triton() -> tuple[str, str] | None:
-    """Return (distribution, version) of the installed Triton without importing it, or None.
-
-    The version is empty if the package comes from none of `DISTRIBUTIONS`.
-    """
+    """Return the installed Triton's distribution and version, or None; both empty if it comes from no known one."""
     if triton_home() is None:
         return None
     for distribution in DISTRIBUTIONS:

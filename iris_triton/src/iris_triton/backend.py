@@ -37,11 +37,7 @@ class TritonBackend:
         return TRITON_INFO
 
     def make_context(self, spec: types.ContextSpec) -> torch.Tensor:
-        """Encode the context tensor (int64, on the rank's device) that `DeviceContext` decodes.
-
-        Raises:
-            CapabilityError: a heap base is not aligned as address translation needs it.
-        """
+        """Encode the context tensor; a CapabilityError if heap bases are not aligned as address translation needs."""
         crooked = [f"rank {rank} at {base:#x}" for rank, base in enumerate(spec.heap_bases) if base % HEAP_ALIGNMENT]
         if crooked:
             raise CapabilityError(

@@ -23,13 +23,8 @@ def device_barrier(
     """Advance this rank's epoch on every member; wait until every member's epoch has reached it.
 
     The stores of kernels before this one on the stream are complete when it begins, so a release by this program hands
-    them over as well.  Barriers with the same words do not overlap on a device.
-
-    Args:
-        words, targets, size: see `iris_core.types.BarrierSlot`.
-        timeout_ns, status, rank: see `iris_triton.language.flags.await_flag`.
-        sem, LANES: "release" or "relaxed"; a power of two, at least `size`.
-        EARLY: see `iris_triton.language.asm.follow`.
+    them over as well.  Barriers with the same words do not overlap on a device.  The parameters are those of
+    `iris_core.types.BarrierSlot`, `flags.await_flag` and `asm.follow`; LANES is a power of two, at least `size`.
     """
     follow(EARLY)
     status = tl.cast(status, tl.int64)
@@ -75,13 +70,7 @@ def copy_between_nodes(
 ):
     """Put a run of the heap to a rank on another node, or get one, and then add to a word there.
 
-    The stores of kernels before it are complete.  At its end the source of a put may be changed, and what it gets is
-    there.
-
-    Args:
-        context, world: the context tensor, and the number of ranks.
-        source, target, word: offsets on the heap, in bytes.
-        GETS, SIGNALS: whether it gets; whether it adds `value`.
+    See `iris_core.protocols.SupportsNetworkOptions`; `word` is an offset in bytes, too, and SIGNALS whether it adds.
     """
     network = context + _NETWORK + world
     if GETS:

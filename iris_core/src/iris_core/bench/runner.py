@@ -22,7 +22,7 @@ from iris_core.bench.registry import BENCHMARKS, RANKS, Benchmark, RunOptions, c
 from iris_core.bench.results import Report, Result, describe
 from iris_core.bench.state import MAX_GRAPH_CALLS, ON_GPU, Provider, SkipPoint, State, warm_clocks
 from iris_core.errors import BenchmarkError
-from iris_core.world import World
+from iris_core.world import World, connect, launch
 
 if TYPE_CHECKING:
     from iris_core.api import Iris
@@ -49,8 +49,6 @@ def run(
         RankError: a rank raised; the others were ended.
         PeerLostError: a rank's process ended, by `options.limit_s` for example.
     """
-    from iris_core.world import World
-
     chosen = list(benchmarks)
     check_axes(chosen, options)
     about_machine, begin = describe(), time.perf_counter()
@@ -72,11 +70,9 @@ def run(
 
 def on_ranks(job: Callable[..., T], options: RunOptions, *arguments: Any, **environ: str) -> list[T]:
     """Call job(*arguments, options) on new ranks with these variables, and those of the options that are not set."""
-    from iris_core.world.launch import run as start_ranks
-
     usual = {"IRIS_DEVICE_TIMEOUT": str(DEVICE_TIMEOUT_S), **options.environ}
     environ = {name: value for name, value in usual.items() if name not in os.environ} | environ
-    return start_ranks(job, options.num_ranks, *arguments, options, environ=environ, torch_distributed=True)
+    return launch.run(job, options.num_ranks, *arguments, options, environ=environ, torch_distributed=True)
 
 
 def run_on_this_rank(chosen: Mapping[str, str], options: RunOptions) -> tuple[list[Result], dict[str, Any]]:
@@ -92,8 +88,6 @@ def run_on_this_rank(chosen: Mapping[str, str], options: RunOptions) -> tuple[li
 @contextlib.contextmanager
 def opened_on_this_rank(options: RunOptions) -> Iterator[tuple[Iris, World]]:
     """Open a context, and a world beside it; a rank that takes longer than the limit prints where it is, and ends."""
-    from iris_core.world import connect
-
     chosen: dict[str, Any] = {"allocator": options.allocator, "backend": options.backend, "device": options.device}
     faulthandler.dump_traceback_later(options.limit_s, exit=True)
     with contextlib.ExitStack() as stack:

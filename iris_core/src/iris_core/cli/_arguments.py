@@ -48,11 +48,7 @@ def registry_as_set() -> Registry:
 
 
 def check(args: argparse.Namespace, least_ranks: int = 1) -> tuple[IrisSettings, int | None]:
-    """Return the settings, arguments among them, and the number of ranks, None where nothing says it.
-
-    Raises:
-        ArgumentError, SettingsError, PluginNotFoundError, PluginConflictError: an argument or a variable is wrong.
-    """
+    """Return the settings and the number of ranks, None if nothing says it; an IrisError if an argument is wrong."""
     from iris_core.settings import load_settings, sizes_of
     from iris_core.world.launch import check_num_ranks
 
@@ -70,11 +66,7 @@ def check(args: argparse.Namespace, least_ranks: int = 1) -> tuple[IrisSettings,
 
 
 def choose_plugins(settings: IrisSettings, device: str | None) -> Plan:
-    """Choose plugins as a rank on this device will, and check their settings.
-
-    Raises:
-        IrisError: no rank could open them; where several plugins have reasons, in one line.
-    """
+    """Choose plugins as a rank on this device will, and check their settings; an IrisError of one line if none can."""
     from iris_core.device.targets import device_targets
     from iris_core.registry.select import select
     from iris_core.settings import load_plugin_settings

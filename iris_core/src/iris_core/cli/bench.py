@@ -39,15 +39,18 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compare results, or model; see `iris bench compare --help` for the exit status."""
-    return _model(args) if args.action == "model" else _compare(args)
+    try:
+        return _model(args) if args.action == "model" else _compare(args)
+    except BenchmarkError as error:  # not 1, which says that something became slower
+        print(f"iris: {error}", file=sys.stderr)
+        return 2
 
 
 def _model(args: argparse.Namespace) -> int:
-    """Print what the model says of 1 to 128 nodes; 2 if a constant makes no sense."""
+    """Print what the model says of 1 to 128 nodes; a `BenchmarkError` if a constant makes no sense."""
     wrong = [name for name, value in vars(args).items() if isinstance(value, int | float) and not 0 < value < math.inf]
     if wrong:
-        print(f"iris: --{wrong[0].replace('_', '-')} must be a number above 0", file=sys.stderr)
-        return 2
+        raise BenchmarkError(f"--{wrong[0].replace('_', '-')} must be a number above 0")
     levels = Level(args.node_us / 1e6, args.node_gbs * 1e9), Level(args.rail_us / 1e6, args.rail_gbs * 1e9)
     machines = [Machine(1 << power, args.gpus, *levels) for power in range(8)]
     for op in OPS:
@@ -69,13 +72,8 @@ def _compare(args: argparse.Namespace) -> int:
     from iris_core.bench.results import REGRESSIONS, VERDICTS, compare, differences
 
     if not 0 <= args.tolerance < math.inf:
-        print(f"iris: --tolerance {args.tolerance:g} must be a number of percent, 0 or above", file=sys.stderr)
-        return 2
-    try:
-        old, new = Report.read(args.old), Report.read(args.new)
-    except BenchmarkError as error:  # not 1, which says that something became slower
-        print(f"iris: {error}", file=sys.stderr)
-        return 2
+        raise BenchmarkError(f"--tolerance {args.tolerance:g} must be a number of percent, 0 or above")
+    old, new = Report.read(args.old), Report.read(args.new)
     for line in differences(old, new):
         print(f"not the same: {line}", file=sys.stderr)
     changes = sorted(compare(old, new, args.tolerance / 100), key=lambda each: VERDICTS.index(each.verdict))

@@ -10,20 +10,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from iris_core import settings
 from iris_core.cli._arguments import registry_as_set
 from iris_core.cli._output import print_json, print_table
 from iris_core.errors import ArgumentError, PluginError, SettingsError
 from iris_core.logs import logger
 from iris_core.registry import Registry
-from iris_core.settings import (
-    PREFIX,
-    IrisSettingsWarning,
-    PluginSettings,
-    SettingRow,
-    describe,
-    nearest,
-    warn_unknown_variables,
-)
 from iris_core.types import PluginKind, PluginState
 
 
@@ -57,19 +49,19 @@ def run(args: argparse.Namespace) -> int:
     return int(bool(problems))
 
 
-def _named(name: str, rows: Sequence[SettingRow]) -> SettingRow:
+def _named(name: str, rows: Sequence[settings.SettingRow]) -> settings.SettingRow:
     """Return the setting of a name, as a variable or without its prefix, in any case."""
     known = {row.variable: row for row in rows}
-    variable = PREFIX + name.upper().removeprefix(PREFIX)
+    variable = settings.PREFIX + name.upper().removeprefix(settings.PREFIX)
     if variable not in known:
-        raise ArgumentError(f"there is no setting {name!r}" + nearest(variable, known, PREFIX))
+        raise ArgumentError(f"there is no setting {name!r}" + settings.nearest(variable, known, settings.PREFIX))
     return known[variable]
 
 
-def survey(registry: Registry) -> tuple[list[SettingRow], list[str], Sequence[str]]:
+def survey(registry: Registry) -> tuple[list[settings.SettingRow], list[str], Sequence[str]]:
     """Return the settings of the core and of all plugins that can be loaded, what is wrong, and unknown variables."""
-    rows, problems = list["SettingRow"](), list[str]()
-    classes: dict[str, type[PluginSettings] | None] = {"": None}  # the core's
+    rows, problems = list[settings.SettingRow](), list[str]()
+    classes: dict[str, type[settings.PluginSettings] | None] = {"": None}  # the core's
     for record in registry.records():
         if record.kind is PluginKind.OBSERVER or record.state in (PluginState.BLOCKED, PluginState.CONFLICTING):
             continue
@@ -79,12 +71,12 @@ def survey(registry: Registry) -> tuple[list[SettingRow], list[str], Sequence[st
             logger.warning("the settings of a plugin are not listed: %s", error)
     for name, cls in sorted(classes.items()):
         try:
-            rows += describe(name, cls)
+            rows += settings.describe(name, cls)
         except SettingsError as error:  # the others are listed
             problems.append(str(error))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", IrisSettingsWarning)  # the caller prints them
-        return rows, problems, warn_unknown_variables(registry.names())
+        warnings.simplefilter("ignore", settings.IrisSettingsWarning)  # the caller prints them
+        return rows, problems, settings.warn_unknown_variables(registry.names())
 
 
 def _shown(value: Any) -> str:

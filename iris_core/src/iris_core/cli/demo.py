@@ -113,12 +113,8 @@ def merge(per_rank: Sequence[Sequence[Row]]) -> list[Row]:
 
 
 def _on_rank(choice: dict[str, Any], only: Sequence[str], sizes: Sequence[int]) -> tuple[list[Row], str]:
-    """Run the demonstrations that the backend brings; rank 0 says on stderr which one.
-
-    On nodes of these sizes they run in each node, and collectives between nodes afterwards.
-    """
+    """Run the backend's demonstrations, in each of the nodes of these sizes, and then collectives between nodes."""
     from iris_core import Iris
-    from iris_core.types import Demo
 
     group = None
     if sizes:
@@ -153,8 +149,6 @@ def _between_nodes(ctx: Iris) -> DemoResult:
     """Compare collectives of all nodes with sums and concatenations of what all ranks draw alike."""
     import torch
 
-    from iris_core.types import DemoResult
-
     size, rank, count = ctx.num_ranks, ctx.cur_rank, 4096
     every = torch.randint(100, (size, size, count), generator=torch.Generator().manual_seed(0)).float().to(ctx.device)
     mine, total = every[rank].contiguous(), every.sum(0)
@@ -164,5 +158,4 @@ def _between_nodes(ctx: Iris) -> DemoResult:
         out = torch.empty_like(right, memory_format=torch.contiguous_format)
         getattr(ctx.ccl, op)(out, mine)
         error = max(error, float((out - right).abs().max()))
-    detail = f"{', '.join(wanted)} of {count * size * 4 >> 10} KiB on {ctx.num_nodes} nodes"
-    return DemoResult(error, 0.0, detail)
+    return DemoResult(error, 0.0, f"{', '.join(wanted)} of {count * size * 4 >> 10} KiB on {ctx.num_nodes} nodes")

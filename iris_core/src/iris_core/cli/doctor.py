@@ -121,8 +121,7 @@ def apart(job: Callable[..., Any], ranks: int, timeout_s: float, *args: Any) -> 
     except RankError as error:  # without the lines of the traceback
         return [], f"rank {error.rank}: {re.split(r'(?m)^  .*$', str(error))[-1].strip()}"
     except PeerLostError as error:
-        is_late = time.monotonic() - start >= timeout_s
-        return [], f"did not end within {timeout_s:g} s" if is_late else str(error)
+        return [], f"did not end within {timeout_s:g} s" if time.monotonic() - start >= timeout_s else str(error)
 
 
 def _bounded(timeout_s: float, job: Callable[..., Any], args: Sequence[Any]) -> Any:
@@ -303,11 +302,9 @@ class SelfTest:
     checks: list[PairCheck] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        """Return it for `iris doctor --json`."""
         return asdict(self) | {"checks": [asdict(check) | {"ok": check.ok} for check in self.checks]}
 
     def finding(self) -> Finding:
-        """Return the entry of the report."""
         subject = f"self-test {self.backend} on {self.allocator}"
         where = f"{self.ranks} rank{'s' if self.ranks > 1 else ''} on {self.device}"
         if self.state == "skipped":

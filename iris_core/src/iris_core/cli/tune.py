@@ -123,10 +123,7 @@ def _layers(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _entries_there(path: Path, device: str, ranks: int, *, must_fit: bool) -> Sequence[Entry]:
-    """Return the entries of the table that is there, if it was measured with as many ranks on this device.
-
-    Else it is replaced, or refused if it `must_fit`.
-    """
+    """Return the entries of the table there, if they fit; else it is replaced, or refused where it `must_fit`."""
     from iris_core.dispatch.tables import read_table
 
     if not path.exists():

@@ -125,10 +125,7 @@ class Backing:
         return self._allocator.generation != self._generation
 
     def open(self) -> tuple[Network | None, int]:
-        """Map all peers, and connect the nodes where the allocator can.  Collective: see `exchange`.
-
-        Returns `SymmetricHeap.network` and `SymmetricHeap.multicast_base`.
-        """
+        """Map all peers; return `SymmetricHeap.network` and `multicast_base`.  Collective: see `exchange`."""
         network: Network | None = None
         if Capability.NETWORK in self._allocator.info.provides:
             allocator = cast("SupportsNetwork", self._allocator)
@@ -163,10 +160,7 @@ class Backing:
             self._void.close()
 
     def exchange(self, world: World | None = None, members: Sequence[int] | None = None) -> None:
-        """Export to and import from every peer of this node, or the members of a group.
-
-        Collective: every rank calls it, or every member.  If it fails on one rank, it raises on all.
-        """
+        """Export to and import from the peers of this node or a group.  Collective: if one rank fails, all raise."""
         world, ranks = world or self._world, range(self._world.world_size) if members is None else members
         growth = cast("SupportsGrowth", self._allocator) if self.grows else None
         generation = self._allocator.generation

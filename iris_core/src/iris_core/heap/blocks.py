@@ -39,14 +39,8 @@ Label = tuple[Any, ...]
 """The call that made a block: name of the function and its arguments; formatted only for messages."""
 
 
-class Op(enum.IntEnum):
-    """An operation on the heap; the first three make up the history, the others are steps taken together."""
-
-    ALLOCATE = 1
-    FREE = 2
-    IMPORT = 3
-    BARRIER = 4
-    REFRESH = 5
+Op = enum.IntEnum("Op", "ALLOCATE FREE IMPORT BARRIER REFRESH")
+"""An operation on the heap; the first three make up the history, the others are steps taken together."""
 
 
 class Call(NamedTuple):

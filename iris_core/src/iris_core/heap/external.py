@@ -83,10 +83,7 @@ def examine(state: HeapState, external: torch.Tensor, device: str) -> Passed:
 
 
 def agree_on_tensor(state: HeapState, external: torch.Tensor, device: str) -> Passed:
-    """Check that every rank passes the same kind of tensor to as_symmetric.
-
-    Collective: every rank calls it.  One exchange when all agree.
-    """
+    """Check that every rank passes the same kind of tensor to as_symmetric, in one exchange if so.  Collective."""
     passed: list[Passed] = []
 
     def look() -> dict[str, Any]:
@@ -141,8 +138,7 @@ def import_tensor(
     state.holders[offset] = state.holders.get(offset, 0) + 1
     storage = imported[0].untyped_storage()
     start = storage.data_ptr() - state.allocator.base_ptr
-    record = Record(number, offset, size, start, storage._cdata, label, external.untyped_storage())
-    return record, imported[0]
+    return Record(number, offset, size, start, storage._cdata, label, external.untyped_storage()), imported[0]
 
 
 def _agree_on_place(state: HeapState, extent: Sequence[int]) -> tuple[int, int]:

@@ -19,15 +19,9 @@ from typing import Any
 
 import torch
 
+from iris_core import errors
 from iris_core.device.status import Standstill
-from iris_core.errors import (
-    ArgumentError,
-    HeapClosedError,
-    HeapError,
-    HeapExhaustedError,
-    NotOnHeapError,
-    UnsupportedError,
-)
+from iris_core.errors import HeapExhaustedError
 from iris_core.heap import external as imports
 from iris_core.heap import regions, symmetry
 from iris_core.heap.backing import Backing, span, tensor_at
@@ -105,7 +99,7 @@ class SymmetricHeap:
         """
         state, area = self._state, self.system_area
         if state.closed != NOT_OPEN:
-            raise HeapError("a heap is opened once")
+            raise errors.HeapError("a heap is opened once")
         if area.nbytes:
             what = "could not get memory for the heap's system area"
             on_all_ranks(state.world, what, lambda: state.backing.commit(state.usable, area.nbytes))
@@ -181,7 +175,7 @@ class SymmetricHeap:
         if alignment > MIN_ALIGNMENT and not self._state.closed:
             possible = self._state.backing.max_alignment
             if alignment > possible:
-                raise UnsupportedError(
+                raise errors.UnsupportedError(
                     f"alignment {alignment} cannot be had: the heaps begin at multiples of {possible} only"
                 )
         raw = self._allocate(span(shape, stride) * dtype.itemsize, alignment, label)
@@ -283,7 +277,7 @@ class SymmetricHeap:
             except HeapExhaustedError as error:
                 region = self._of_area(world, nbytes, what) if is_group else None
                 if region is None:
-                    raise UnsupportedError(f"{what} needs {nbytes} bytes: {error}") from error
+                    raise errors.UnsupportedError(f"{what} needs {nbytes} bytes: {error}") from error
         region = replace(region, fill=fill)
         if fill is not None:
             region.clear()
@@ -292,7 +286,7 @@ class SymmetricHeap:
 
     def _of_area(self, world: World, nbytes: int, what: str, share: int = 1) -> Region | None:
         """Return a part of the system area; None if it is exhausted; see `SystemArea.reserve`."""
-        with contextlib.suppress(UnsupportedError):
+        with contextlib.suppress(errors.UnsupportedError):
             return self.system_area.region(self.system_area.reserve(world, nbytes, what, share), nbytes)
         return None
 
@@ -417,7 +411,7 @@ class SymmetricHeap:
             self._state.world.check_reachable(rank, "translate")
         offset = ptr - bases[from_rank]
         if not 0 <= offset < nbytes:
-            raise NotOnHeapError(
+            raise errors.NotOnHeapError(
                 f"address {ptr:#x} does not lie in rank {from_rank}'s heap, which begins at {bases[from_rank]:#x} and "
                 f"has {nbytes} bytes"
             )
@@ -429,18 +423,17 @@ class SymmetricHeap:
         self._state.world.check_reachable(rank, "as_remote")
         if rank == self.rank:
             return tensor.detach()
-        address = self.heap_bases[rank] + offset
-        return tensor_at(address, tensor.dtype, tensor.device, tensor.shape, tensor.stride())
+        return tensor_at(self.heap_bases[rank] + offset, tensor.dtype, tensor.device, tensor.shape, tensor.stride())
 
     def offset_on(self, tensor: torch.Tensor, rank: int, what: str = "as_remote") -> int:
         """Return the offset of a tensor that another rank has, too; `what` is for messages."""
         offset = self.offset_of(tensor, what)
         if not 0 <= rank < len(self.heap_bases):
-            raise ArgumentError(f"{what}: rank {rank} is out of range in a world of {len(self.heap_bases)}")
+            raise errors.ArgumentError(f"{what}: rank {rank} is out of range in a world of {len(self.heap_bases)}")
         if self.is_of_group(offset):
-            raise UnsupportedError(f"{what}: this is memory of Iris itself, which not every rank has mapped")
+            raise errors.UnsupportedError(f"{what}: this is memory of Iris itself, which not every rank has mapped")
         if tensor.is_conj() or tensor.is_neg():
-            raise UnsupportedError(f"{what}: this is a lazy view; pass tensor.resolve_conj().resolve_neg()")
+            raise errors.UnsupportedError(f"{what}: this is a lazy view; pass tensor.resolve_conj().resolve_neg()")
         return offset
 
     def is_symmetric(self, tensor: torch.Tensor) -> bool:
@@ -463,7 +456,7 @@ class SymmetricHeap:
         self._check_open()
         offset = self._state.backing.offset_within(tensor)
         if offset is None:
-            raise NotOnHeapError(
+            raise errors.NotOnHeapError(
                 f"{what}: the tensor of shape {tuple(tensor.shape)} and dtype {tensor.dtype} on {tensor.device} does "
                 "not lie on the symmetric heap; make it with the context (ctx.empty, ctx.zeros, ...) or bring it there "
                 "with ctx.as_symmetric(tensor). Most torch operations return a tensor that is not on the heap: pass "
@@ -525,4 +518,4 @@ class SymmetricHeap:
 
     def _check_open(self) -> None:
         if self._state.closed:
-            raise HeapClosedError(self._state.closed)
+            raise errors.HeapClosedError(self._state.closed)

@@ -186,10 +186,7 @@ def raise_limit(state: HeapState, nbytes: int, alignment: int, floors: Sequence[
 
 @contextlib.contextmanager
 def _alone(state: HeapState, world: World, members: Sequence[int]) -> Iterator[list[int]]:
-    """Hold the locks of some ranks; yields where the regions of groups begin on each.
-
-    Collective: every member calls it.
-    """
+    """Hold the locks of some ranks, which all call it; yields where the regions of groups begin on each."""
     world.all_gather_ints([0])  # all are here: from now on, who holds a lock waits for such steps alone
     with contextlib.ExitStack() as locked:
         for member in sorted(members):

@@ -58,8 +58,7 @@ def agree(state: HeapState, op: Op, label: Label = (), **said: int) -> list[Step
     if all(step[:5] == mine[:5] for step in steps):
         return steps
     # what this rank is about to do stands for its next call, so that "barrier here, zeros() there" reads like any other
-    now = Call(calls + 1, op, mine.nbytes, mine.alignment, -1, label, digest)
-    recent = [*state.blocks.recent_calls(), now]
+    recent = [*state.blocks.recent_calls(), Call(calls + 1, op, mine.nbytes, mine.alignment, -1, label, digest)]
     everyone = state.world.all_gather_object([call._replace(label=(format_label(call.label),)) for call in recent])
     raise SymmetryError(explain_difference([[Call(*call) for call in row] for row in everyone]))
 
@@ -72,10 +71,7 @@ def together(
     otherwise: type[IrisError] = HeapError,
     **arguments: Any,
 ) -> list[Step]:
-    """Do a local step on all ranks or on none, and compare histories; see `on_all_ranks` and `agree`.
-
-    Collective: every rank calls it.  `local` returns further arguments of `agree`.
-    """
+    """Do a local step, which may return further arguments of `agree`, with all ranks; see there and `on_all_ranks`."""
     steps: list[Step] = []
 
     def run() -> None:
@@ -198,11 +194,7 @@ def wait_for_device(state: HeapState) -> None:
 def _reclaim(
     state: HeapState, op: Op, *, wait: bool, stream: Stream | None = None, **asked: Any
 ) -> tuple[list[int], bool, Exception | None]:
-    """Take a step with all ranks: compare, free what no rank needs, map what is new.
-
-    Which blocks become free must be equal on all ranks, but streams are each rank's own.  So every rank says how many
-    of the freed blocks, the oldest first, it no longer uses, and the smallest number counts; a dropped block is
-    mentioned only when it is no longer used.
+    """Take a step with all ranks: compare, free what no rank needs (docs/architecture.md says which), map what is new.
 
     Returns where the memory of groups begins on each rank, and what `_recycle` returns.
     """

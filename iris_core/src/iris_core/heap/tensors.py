@@ -204,13 +204,11 @@ class TensorFactories:
         Raises:
             UnsupportedError: the dtype is not floating or complex.
         """
-        fill = lambda t: t.uniform_(0, 1, generator=generator)
-        return self._new("rand", sizes, fill, generator, **options)
+        return self._new("rand", sizes, lambda t: t.uniform_(0, 1, generator=generator), generator, **options)
 
     def randn(self, *sizes: Any, generator: Generator = None, **options: Unpack[SizedOptions]) -> torch.Tensor:
         """Return normal random numbers on the heap, the same as torch.randn with the same seed; see `rand`."""
-        fill = lambda t: t.normal_(0, 1, generator=generator)
-        return self._new("randn", sizes, fill, generator, **options)
+        return self._new("randn", sizes, lambda t: t.normal_(0, 1, generator=generator), generator, **options)
 
     def randint(
         self,

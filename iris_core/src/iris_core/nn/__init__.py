@@ -45,21 +45,10 @@ from iris_core.types import Group
 Fused = FusedConfig | None
 
 __all__ = [
-    "ColumnParallelLinear",
-    "ExpertParallel",
-    "RMSNorm",
-    "RowParallelLinear",
-    "all_gather_linear",
-    "all_reduce_rms_norm",
-    "combine",
-    "dispatch",
-    "linear",
-    "linear_all_gather",
-    "linear_all_reduce",
-    "linear_reduce_scatter",
-    "ring_attention",
-    "ulysses",
-]
+    "ColumnParallelLinear", "ExpertParallel", "RMSNorm", "RowParallelLinear", "all_gather_linear",
+    "all_reduce_rms_norm", "combine", "dispatch", "linear", "linear_all_gather", "linear_all_reduce",
+    "linear_reduce_scatter", "ring_attention", "ulysses",
+]  # fmt: skip
 
 
 _KINDS: dict[str, tuple[str | None, str | None]] = {

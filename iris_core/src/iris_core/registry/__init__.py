@@ -13,17 +13,8 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from iris_core import errors
 from iris_core.diagnosis import Finding
-from iris_core.errors import (
-    FAILURES,
-    IrisError,
-    NoUsablePluginError,
-    PluginConflictError,
-    PluginError,
-    PluginLoadError,
-    PluginNotFoundError,
-    error_text,
-)
 from iris_core.hooks import OBSERVER_HOOKS
 from iris_core.logs import logger
 from iris_core.registry.discovery import discover, import_plugin
@@ -99,13 +90,13 @@ class Registry:
         if len(usable) > 1:
             offers = ", ".join(f"{record.distribution} {record.version}" for record in usable)
             ways = " or ".join(repr(record.qualified_name) for record in usable)
-            raise PluginConflictError(
+            raise errors.PluginConflictError(
                 f"{kind} {plain!r} is offered by several distributions: {offers}. Choose one by {ways}, "
                 "or block the others with IRIS_BLOCK"
             )
         return usable[0]
 
-    def _not_found(self, kind: PluginKind, name: str) -> PluginNotFoundError:
+    def _not_found(self, kind: PluginKind, name: str) -> errors.PluginNotFoundError:
         installed = sorted({record.name for record in self.records(kind)})
         known = [record.qualified_name for record in self.records(kind)] if "@" in name else installed
         close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
@@ -117,7 +108,7 @@ class Registry:
         elif not close:
             hints.append(f"a distribution adds one with an entry point in the group {kind.group!r}")
         message = f"no {kind} named {name!r} is installed; {'; '.join(hints)}"
-        return PluginNotFoundError(message, name=name, close_matches=close)
+        return errors.PluginNotFoundError(message, name=name, close_matches=close)
 
     # -- changing -----------------------------------------------------------------------------------------------------
     def block(self, names: Iterable[str]) -> None:
@@ -147,9 +138,9 @@ class Registry:
             record = PluginRecord(kind, name or "", REGISTERED, "", type(plugin).__qualname__, plugin=plugin)
             self._check(record)
             if not record.name:
-                raise PluginLoadError(f"{kind} {plugin!r} does not say its name: pass register(..., name=...)")
+                raise errors.PluginLoadError(f"{kind} {plugin!r} does not say its name: pass register(..., name=...)")
             if rivals := self._rivals(record):
-                raise PluginConflictError(
+                raise errors.PluginConflictError(
                     f"{kind} {record.name!r} is there already, from {', '.join(rivals)}: "
                     "register it under another name, or block the other one"
                 )
@@ -183,13 +174,8 @@ class Registry:
                 record.reason = f"{', '.join(rivals)} offers this name too; choose {record.qualified_name!r}"
 
     def _rivals(self, record: PluginRecord) -> list[str]:
-        return [
-            other.distribution
-            for other in self._records
-            if (other.kind, other.name) == (record.kind, record.name)
-            and other is not record
-            and other.state is not PluginState.BLOCKED
-        ]
+        same = (other for other in self._records if (other.kind, other.name) == (record.kind, record.name))
+        return [each.distribution for each in same if each is not record and each.state is not PluginState.BLOCKED]
 
     # -- loading ------------------------------------------------------------------------------------------------------
     def load(self, record: PluginRecord) -> PluginRecord:
@@ -202,7 +188,7 @@ class Registry:
         """
         with self._lock:
             if record.state is PluginState.BLOCKED:
-                raise NoUsablePluginError(
+                raise errors.NoUsablePluginError(
                     f"{record.label} is blocked: take it out of IRIS_BLOCK", reasons={record.name: record.reason}
                 )
             if record.error is not None:
@@ -218,11 +204,11 @@ class Registry:
             if record.implements("iris_plugin_info"):
                 record.info = check_info(record, self._call(record, "iris_plugin_info"))
                 record.name = record.name or record.info.name
-        except PluginError as error:
+        except errors.PluginError as error:
             record.fail(error)
             raise
-        except FAILURES as error:  # the object's own code runs where its attributes are looked at
-            raise record.fail(load_error(record, f": checking it raised {error_text(error)}")) from error
+        except errors.FAILURES as error:  # the object's own code runs where its attributes are looked at
+            raise record.fail(load_error(record, f": checking it raised {errors.error_text(error)}")) from error
         record.state, record.reason = PluginState.LOADED, ""
 
     def load_all(self) -> tuple[PluginRecord, ...]:
@@ -238,7 +224,7 @@ class Registry:
                 if record.info is None or record.kind is PluginKind.OBSERVER or record.state is PluginState.CREATED:
                     continue
                 answers = [self.probe(record, DeviceTarget(device)) for device in sorted(record.info.devices)]
-            except PluginError as error:
+            except errors.PluginError as error:
                 logger.debug("%s", error, exc_info=error)  # the record keeps it
                 continue
             available = not answers or any(answers)
@@ -273,7 +259,7 @@ class Registry:
         created = self._call(record, "iris_plugin_create", request=request)
         if lacking := missing_members(record.kind, created):
             problem = f"iris_plugin_create returned {reprlib.repr(created)}, which has no {', '.join(lacking)}"
-            raise PluginError(f"{record.label}: {problem}")
+            raise errors.PluginError(f"{record.label}: {problem}")
         record.state, record.reason = PluginState.CREATED, ""
         return created
 
@@ -291,8 +277,9 @@ class Registry:
         own = [target for target in targets if target.type in record.info.devices]
         try:
             (findings,) = record.call("iris_plugin_diagnose", targets=own) or (None,)
-        except FAILURES as error:
-            raise PluginError(f"{record.label}: iris_plugin_diagnose raised {error_text(error)}") from error
+        except errors.FAILURES as error:
+            problem = f"iris_plugin_diagnose raised {errors.error_text(error)}"
+            raise errors.PluginError(f"{record.label}: {problem}") from error
         if not (isinstance(findings, list | tuple) and all(isinstance(each, Finding) for each in findings)):
             raise wrong_result(record, "iris_plugin_diagnose", "a list of Finding", findings)
         return tuple(findings)
@@ -302,12 +289,12 @@ class Registry:
         self.load(record)
         try:
             results = record.call(hook, **arguments)
-        except FAILURES as error:
+        except errors.FAILURES as error:
             if hook != "iris_plugin_create":
-                raise record.fail(load_error(record, f": {hook} raised {error_text(error)}")) from error
-            if isinstance(error, IrisError):  # an exhausted device, say: no fault of the plugin
+                raise record.fail(load_error(record, f": {hook} raised {errors.error_text(error)}")) from error
+            if isinstance(error, errors.IrisError):  # an exhausted device, say: no fault of the plugin
                 raise
-            raise PluginError(f"{record.label} could not be created: {error_text(error)}") from error
+            raise errors.PluginError(f"{record.label} could not be created: {errors.error_text(error)}") from error
         if len(results) != 1:
             raise record.fail(wrong_result(record, hook, "one result", results or None))
         return results[0]
@@ -327,7 +314,7 @@ class Registry:
         for record in watching[hook]:
             try:
                 record.call(hook, **arguments)
-            except FAILURES:
+            except errors.FAILURES:
                 if (record.qualified_name, hook) not in self._reported:
                     self._reported.add((record.qualified_name, hook))
                     way = f"update {record.distribution}, or block it with IRIS_BLOCK={record.name}"
@@ -344,7 +331,7 @@ class Registry:
                     self.load(record)
                     for hook in filter(record.implements, OBSERVER_HOOKS):
                         watching[hook].append(record)
-                except PluginError as error:
+                except errors.PluginError as error:
                     record.leave_out(error)
         return watching
 

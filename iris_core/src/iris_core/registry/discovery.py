@@ -33,11 +33,8 @@ def discover(search_path: Sequence[str] | None = None) -> list[PluginRecord]:
         try:
             groups = dict.fromkeys(each for each in _GROUP_HEADER.findall(_entry_points_text(found)) if each in _KINDS)
         except (OSError, ValueError) as error:  # it may have plugins, and nothing else shows it
-            logger.warning(
-                "%s is not searched for plugins: entry_points.txt cannot be read: %s. Reinstall it, or delete it",
-                folder,
-                error_text(error),
-            )
+            problem = f"entry_points.txt cannot be read: {error_text(error)}. Reinstall it, or delete it"
+            logger.warning("%s is not searched for plugins: %s", folder, problem)
             continue
         if not groups:
             continue
@@ -97,5 +94,4 @@ def import_plugin(record: PluginRecord) -> Any:
     try:
         return point.load()
     except FAILURES as error:
-        problem = f" could not be loaded from {record.entry_point!r}: {error_text(error)}"
-        raise load_error(record, problem) from error
+        raise load_error(record, f" could not be loaded from {record.entry_point!r}: {error_text(error)}") from error

@@ -11,19 +11,12 @@ import inspect
 import re
 import reprlib
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import pluggy
 
+from iris_core import hooks
 from iris_core.errors import PluginAPIVersionError, PluginError, PluginLoadError
-from iris_core.hooks import (
-    OBSERVER_HOOKS,
-    OPTIONAL_PROVIDER_HOOKS,
-    PROJECT_NAME,
-    PROVIDER_HOOKS,
-    ObserverHooks,
-    ProviderHooks,
-)
 from iris_core.logs import logger
 from iris_core.protocols import Allocator, Collective, DeviceBackend
 from iris_core.types import PLUGIN_API, Capability, DeviceType, PluginInfo, PluginKind, PluginState
@@ -101,8 +94,7 @@ class PluginRecord:
 
     def show_error(self) -> None:
         """Derive state and reason from the error."""
-        incompatible = isinstance(self.error, PluginAPIVersionError)
-        self.state = PluginState.INCOMPATIBLE if incompatible else PluginState.BROKEN
+        self.state = PluginState.INCOMPATIBLE if isinstance(self.error, PluginAPIVersionError) else PluginState.BROKEN
         self.reason = str(self.error)
 
 
@@ -135,12 +127,11 @@ def validate_hooks(record: PluginRecord, plugin: Any) -> pluggy.PluginManager:
     """Return a manager with this plugin alone, after checking which hooks it implements and how."""
     where = f": {record.entry_point!r}"
     if plugin is None or inspect.isclass(plugin):
-        raise load_error(
-            record, f"{where} is {'a class' if plugin else 'None'}: name an instance with hookimpl methods"
-        )
-    manager = pluggy.PluginManager(PROJECT_NAME)
-    manager.add_hookspecs(ProviderHooks)
-    manager.add_hookspecs(ObserverHooks)
+        what = "a class" if plugin else "None"
+        raise load_error(record, f"{where} is {what}: name an instance with hookimpl methods")
+    manager = pluggy.PluginManager(hooks.PROJECT_NAME)
+    manager.add_hookspecs(hooks.ProviderHooks)
+    manager.add_hookspecs(hooks.ObserverHooks)
     try:
         manager.register(plugin)
     except pluggy.PluginValidationError as error:
@@ -149,7 +140,8 @@ def validate_hooks(record: PluginRecord, plugin: Any) -> pluggy.PluginManager:
     if not implemented:
         raise load_error(record, f"{where} has no method marked with iris_core.hookimpl")
     observer = record.kind is PluginKind.OBSERVER
-    allowed = (*OBSERVER_HOOKS, "iris_plugin_info") if observer else (*PROVIDER_HOOKS, *OPTIONAL_PROVIDER_HOOKS)
+    own = hooks.OBSERVER_HOOKS if observer else hooks.PROVIDER_HOOKS
+    allowed = (*own, "iris_plugin_info") if observer else (*own, *hooks.OPTIONAL_PROVIDER_HOOKS)
     for hook, implementations in implemented.items():
         if any(each.wrapper or each.hookwrapper for each in implementations):
             raise load_error(record, f"{where} implements {hook} as a wrapper; hooks of Iris are plain methods")
@@ -157,7 +149,7 @@ def validate_hooks(record: PluginRecord, plugin: Any) -> pluggy.PluginManager:
             close = difflib.get_close_matches(hook, allowed, n=1)
             hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(allowed)}"
             raise load_error(record, f"{where} implements {hook}, which is no hook of the kind {record.kind}: {hint}")
-    if not observer and (missing := [hook for hook in PROVIDER_HOOKS if hook not in implemented]):
+    if not observer and (missing := [hook for hook in own if hook not in implemented]):
         raise load_error(record, f"{where} does not implement {', '.join(missing)}")
     return manager
 
@@ -195,8 +187,7 @@ def check_info(record: PluginRecord, info: Any) -> PluginInfo:
     check(isinstance(info.summary, str), "a summary as text", info.summary)
     if not info.devices and record.kind in (PluginKind.ALLOCATOR, PluginKind.BACKEND):
         raise load_error(record, " names no device type that it works on (PluginInfo.devices)")
-    found: PluginInfo = info
-    return found
+    return cast("PluginInfo", info)
 
 
 PROTOCOLS = {PluginKind.ALLOCATOR: Allocator, PluginKind.BACKEND: DeviceBackend, PluginKind.COLLECTIVE: Collective}

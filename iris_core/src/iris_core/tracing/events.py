@@ -108,6 +108,7 @@ def event_lines(
     begin = np.round(events.begin_us(clock) - zero_us, 3).tolist()
     duration = np.round(events.duration_us(clock), 3).tolist()
     known = {n: json.dumps(names.get(n, f"event {n}")) for n in np.unique(columns["event_id"]).tolist()}
+    arguments = zip(*(columns[name].tolist() for name in _IN_ARGS), strict=True)
     about: list[dict[str, Any]] = [
         {"name": "process_name", "args": {"name": f"rank {rank}"}},
         {"name": "process_sort_index", "args": {"sort_index": rank}},
@@ -119,12 +120,7 @@ def event_lines(
         f'"program_id": {pid}, "pid_m": {pid_m}, "pid_n": {pid_n}, "target_rank": {target}, "address": "{address:#x}", '
         f'"xcc_id": {xcc}, "cu_id": {cu}, "op_index": {op}, "payload_size": {payload}}}}}'
         for event, lane, ts, dur, (pid, pid_m, pid_n, target, address, xcc, cu, op, payload) in zip(
-            columns["event_id"].tolist(),
-            lanes.tolist(),
-            begin,
-            duration,
-            zip(*(columns[name].tolist() for name in _IN_ARGS), strict=True),
-            strict=True,
+            columns["event_id"].tolist(), lanes.tolist(), begin, duration, arguments, strict=True
         )
     ]
 

@@ -167,24 +167,19 @@ class Tracing:
         assert self._begin is not None
         origin = self._world.all_gather_object(self._begin.at - self._begin.ahead)[0]
         clock = Clock(backend.ticks_per_second, self._begin, end, origin)
-        begin_us = events.begin_us(clock)
-        everyone = self._world.all_gather_object(
-            (float(begin_us[0]) if len(events) else None, clock.error_us, len(events), events.dropped)
-        )
-        starts = [first for first, *_ in everyone if first is not None]
-        zero_us = min(starts, default=0.0)
+        first_us = float(events.begin_us(clock)[0]) if len(events) else None
+        everyone = self._world.all_gather_object((first_us, clock.error_us, len(events), events.dropped))
+        zero_us = min((first for first, *_ in everyone if first is not None), default=0.0)
         path = pathlib.Path(filename)
         common = {**_metadata(context), "clock_error_us": clock.error_us, "max_events": self.max_events}
-        own = {"rank": context.cur_rank, "num_events": len(events), "dropped_events": events.dropped}
-        metadata = {**common, **own}
+        metadata = common | {"rank": context.cur_rank, "num_events": len(events), "dropped_events": events.dropped}
         lines = event_lines(events, clock, zero_us, self._names, context.cur_rank, context.device == "cpu")
         write_own = partial(write, path.with_name(f"{path.stem}_rank{context.cur_rank}.json"), lines, metadata)
         on_all_ranks(self._world, "could not write its part of the trace", write_own, IrisError)
         if merge and context.cur_rank == 0:
             for rank in range(1, context.num_ranks):
                 lines += lines_of(path.with_name(f"{path.stem}_rank{rank}.json"))
-            metadata = {
-                **common,
+            metadata = common | {
                 "total_events": sum(number for *_, number, _ in everyone),
                 "dropped_events": sum(dropped for *_, dropped in everyone),
                 "clock_error_us": max(error for _, error, *_ in everyone),

@@ -114,10 +114,7 @@ def raise_described(
 
 
 def check_agreement(world: Any, facts: Mapping[str, str]) -> None:
-    """Compare facts that must be equal on all ranks ("heap_size": "1073741824", ...); RankMismatchError if it is not.
-
-    Collective: every rank calls it.
-    """
+    """Compare facts by name; a RankMismatchError if the ranks differ.  Collective: every rank calls it."""
     if differing := differences(world.all_gather_object(dict(facts))):
         problem = "the ranks were not opened alike; all must have the same plugins, versions and sizes:"
         raise errors.RankMismatchError("\n  ".join([problem, *map(": ".join, differing.items())]))

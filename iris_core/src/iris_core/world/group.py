@@ -16,14 +16,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from iris_core.errors import (
-    CollectiveTimeoutError,
-    GroupError,
-    IrisError,
-    PeerAccessError,
-    RankMismatchError,
-    UnsupportedError,
-)
+from iris_core import errors
 from iris_core.logs import logger
 from iris_core.types import Group, Segment
 from iris_core.world import rendezvous
@@ -39,16 +32,8 @@ watcher: Any = None
 """The checker of kernels on the CPU, while it is on: exchanges order what the ranks do."""
 
 
-class _Kind(enum.IntEnum):
-    """Kinds of exchanges; integers go together only if all ranks have equally many."""
-
-    INTEGERS = 1
-    OBJECTS = 2
-    BROADCAST = 3
-    BARRIER = 4
-    SEGMENTS = 5
-    CALLS = 6
-
+_Kind = enum.IntEnum("_Kind", "INTEGERS OBJECTS BROADCAST BARRIER SEGMENTS CALLS")
+"""Kinds of exchanges; integers go together only if all ranks have equally many."""
 
 _ROOT = struct.Struct("<I?")  # of a broadcast: the root, and whether an error follows
 _PLAIN = {
@@ -65,7 +50,8 @@ class _Plain(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if name not in _PLAIN.get(module.replace("numpy.core", "numpy._core"), ()):
-            raise UnsupportedError(f"between nodes, only numbers, text, containers and arrays are sent, no {name}")
+            what = "numbers, text, containers and arrays"
+            raise errors.UnsupportedError(f"between nodes, only {what} are sent, no {name}")
         return super().find_class(module, name)
 
 
@@ -154,12 +140,12 @@ class World:
         roots = [_ROOT.unpack_from(row) for row in rows]
         if len({root for root, _ in roots}) > 1:
             named = "; ".join(f"{root} on rank {rank}" for rank, (root, _) in zip(self.ranks, roots, strict=True))
-            raise RankMismatchError(f"broadcast: the ranks name different roots: {named}")
+            raise errors.RankMismatchError(f"broadcast: the ranks name different roots: {named}")
         if error is not None:
             raise error
         data = rows[src][_ROOT.size :]
         if roots[src][1]:
-            raise IrisError(f"broadcast: rank {self.ranks[src]}'s object cannot be sent: {data.decode()}")
+            raise errors.IrisError(f"broadcast: rank {self.ranks[src]}'s object cannot be sent: {data.decode()}")
         return load(data)
 
     def barrier(self) -> None:
@@ -184,11 +170,11 @@ class World:
         def check() -> None:
             short = [rank for rank, each in zip(self.ranks, frames, strict=True) if len(each.fds) < each.num_fds]
             if short:
-                raise IrisError(f"not all descriptors of {name_ranks(short)} have come; {limit_of_files()}")
+                raise errors.IrisError(f"not all descriptors of {name_ranks(short)} have come; {limit_of_files()}")
 
         try:
             if self._peers and any(has_fd for row in everyone for *_, has_fd in row):
-                on_all_ranks(self, "could not exchange descriptors of memory", check, PeerAccessError)
+                on_all_ranks(self, "could not exchange descriptors of memory", check, errors.PeerAccessError)
         except BaseException:
             close_all([fd for frame in frames for fd in frame.fds])
             raise
@@ -209,7 +195,7 @@ class World:
                 rows[member] = row
 
         try:
-            on_all_ranks(self, "could not exchange descriptors of memory", step, PeerAccessError, self.ranks)
+            on_all_ranks(self, "could not exchange descriptors of memory", step, errors.PeerAccessError, self.ranks)
         except BaseException:
             theirs = (row for member, row in enumerate(rows) if member != self.rank)
             close_all(each.fd for row in theirs for each in row if each.fd is not None)
@@ -241,13 +227,13 @@ class World:
         calls = [each.call.decode() for each in frames]
         if len(set(calls)) == 1:
             calls = [f"{calls[0]}, {_Kind(each.kind).name.lower()} of {len(each.payload)} bytes" for each in frames]
-        raise RankMismatchError(
+        raise errors.RankMismatchError(
             "the ranks are in different calls that all of them take part in:\n"
             f"{list_ranks(calls, self.ranks)}\nIf one of them went on after an error, the others were still waiting "
             "for it; if a call lies inside `if rank == ...`, all ranks must make it."
         )
 
-    def _late(self, sent: Frame, found: dict[int, Frame], missing: list[int], wait_s: float) -> CollectiveTimeoutError:
+    def _late(self, sent: Frame, found: dict[int, Frame], missing: list[int], wait_s: float) -> errors.IrisError:
         """Return the error of an exchange that timed out: missing ranks, and the calls in which others wait."""
         assert self._exchanges is not None
         me = self.ranks[self.rank]
@@ -256,7 +242,7 @@ class World:
         for rank in self.ranks:
             calls = present.get(rank) or self._exchanges.waits_in(rank)
             lines += [f"\n  rank {rank} waits in {each}" for each in calls or [f"no exchange with rank {me}"]]
-        return CollectiveTimeoutError(
+        return errors.CollectiveTimeoutError(
             f"rank {me}: {sent.call.decode()} did not complete within the timeout of {wait_s:g} s; "
             f"{name_ranks(missing)} did not arrive:{''.join(lines)}\n"
             "Either that rank failed, or it does not make the same calls, or IRIS_BARRIER_TIMEOUT is too short",
@@ -284,16 +270,16 @@ class World:
         mesh: Any = group
         if hasattr(mesh, "get_group"):
             if mesh.ndim != 1:
-                raise GroupError(f"group= is {mesh}, of {mesh.ndim} dimensions; pass one of them: mesh[name]")
+                raise errors.GroupError(f"group= is {mesh}, of {mesh.ndim} dimensions; pass one of them: mesh[name]")
             mesh = mesh.get_group()
         group = cast("dist.ProcessGroup", mesh)
         if dist.get_rank(group) < 0:
-            raise GroupError(f"rank {self.rank} is not a member of the process group that was passed as group=")
+            raise errors.GroupError(f"rank {self.rank} is not a member of the process group that was passed as group=")
         theirs = dist.get_process_group_ranks(group)
         mine = list(self.ranks if self.torch_ranks is None else self.torch_ranks)
         strangers = [rank for rank in theirs if rank not in mine]
         if strangers:
-            raise IrisError(
+            raise errors.IrisError(
                 f"the process group that was passed as group= has {name_ranks(strangers)} of torch.distributed, "
                 "outside of the ranks that share this heap; make a group of ranks that do"
             )
@@ -330,9 +316,9 @@ class World:
     def _check_members(self, members: tuple[int, ...]) -> None:
         size = self.world_size
         if any(not 0 <= member < size for member in members) or len(set(members)) < len(members):
-            raise IrisError(f"{members} are not different ranks of a world of {size} (0 to {size - 1})")
+            raise errors.IrisError(f"{members} are not different ranks of a world of {size} (0 to {size - 1})")
         if self.rank not in members:
-            raise GroupError(f"rank {self.rank} is not one of {name_ranks(members)}")
+            raise errors.GroupError(f"rank {self.rank} is not one of {name_ranks(members)}")
 
     # -- nodes --------------------------------------------------------------------------------------------------------
     @property
@@ -344,7 +330,7 @@ class World:
         """Raise UnsupportedError if another rank's memory cannot be mapped here; `what` needs it."""
         if rank not in self.local_members:
             node = next(index for index, ranks in enumerate(self.nodes) if self.ranks[rank] in ranks)
-            raise UnsupportedError(
+            raise errors.UnsupportedError(
                 f"{what}: rank {rank} is on node {node}, this rank on node {self.node}, and memory is mapped within a "
                 f"node only; between nodes use {way_out}"
             )
@@ -446,12 +432,12 @@ def _find(group: dist.ProcessGroup | None) -> rendezvous.Opening | None:
     if initialised_torch() is not None:
         return rendezvous.find_by_torch(group)
     if group is not None:
-        raise IrisError("group= was given, but torch.distributed is not initialised")
+        raise errors.IrisError("group= was given, but torch.distributed is not initialised")
     way_out = "call torch.distributed.init_process_group() before Iris()"
     if _launched is not None and _launched[0] == os.getpid():
         _, folder, rank, world_size = _launched
         if os.environ.get(VARIABLE) and world_size > 1:
-            raise UnsupportedError(
+            raise errors.UnsupportedError(
                 f"rank {rank}: {VARIABLE} divides ranks of torch.distributed: {way_out}, or have "
                 "iris_core.run do it (torch_distributed=True)"
             )
@@ -467,14 +453,14 @@ def _find(group: dist.ProcessGroup | None) -> rendezvous.Opening | None:
         rank, world_size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
         local_size = int(environ.get("LOCAL_WORLD_SIZE", world_size))
     except ValueError as e:
-        raise RankMismatchError(f"a variable of torchrun is no number: {e}") from e
+        raise errors.RankMismatchError(f"a variable of torchrun is no number: {e}") from e
     if not 0 <= rank < world_size:
-        raise RankMismatchError(f"the environment says RANK={environ['RANK']!r} and WORLD_SIZE={world_size}")
+        raise errors.RankMismatchError(f"the environment says RANK={environ['RANK']!r} and WORLD_SIZE={world_size}")
     if local_size < world_size or (environ.get(VARIABLE) and world_size > 1):
         why = f"{VARIABLE} divides ranks of torch.distributed"
         if local_size < world_size:
             why = f"torchrun has started {local_size} of the {world_size} ranks on this host (LOCAL_WORLD_SIZE)"
-        raise UnsupportedError(f"rank {rank}: {why}; where ranks are on several nodes, {way_out}")
+        raise errors.UnsupportedError(f"rank {rank}: {why}; where ranks are on several nodes, {way_out}")
     parts = [environ["MASTER_ADDR"], environ["MASTER_PORT"], environ["WORLD_SIZE"]]
     folder = rendezvous.named_folder(*parts, *(environ.get(name, "") for name in _MORE_VARIABLES))
     _made[folder] += 1  # the same on all ranks

@@ -2,12 +2,10 @@
 
 A rank writes its process id there before anything else, so that the others notice when it dies, wherever it is by then.
 Then it listens on a socket in the folder and writes a card: the socket's name and a token.  Of two ranks the higher one
-connects.  Each looks at what the kernel says of the process at the other end, and both show the token of the other's
-card.  Connections of other processes are closed at once, so there is never more than one of each rank to wait for.
+connects; docs/architecture.md says what they check.  Connections of other processes are closed at once, so there is
+never more than one of each rank to wait for.
 
-Ranks of torch.distributed may be on several hosts, each with a folder of its own.  Which host a rank is on stands in
-the store of torch.distributed; a rank waits for the connections with those of its own.  The ranks of a host are a node:
-they can map each other's memory.  IRIS_NODES divides them, to try on one host what runs on several.
+Ranks of torch.distributed may be on several hosts, each with a folder of its own; its store says where a rank is.
 """
 
 from __future__ import annotations
@@ -32,14 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iris_core.errors import (
-    CollectiveTimeoutError,
-    GroupError,
-    IrisError,
-    PeerLostError,
-    SettingsError,
-    UnsupportedError,
-)
+from iris_core import errors
 from iris_core.logs import logger
 from iris_core.world.exchange import Exchanges, Frame, Link, credentials, gave_up, limit_of_files
 from iris_core.world.failures import name_ranks
@@ -55,7 +46,8 @@ _HELLO = 255  # kind of the first frame, which shows the token of the receiver's
 _PAUSE_S = 0.001, 0.02  # between two looks into the folder: at first, at most
 _OLD_S = 86400.0
 _PF_EXITING = 4  # of a process's flags: its connections may be closed already
-_ERRORS = {each.__name__: each for each in (PeerLostError, CollectiveTimeoutError, UnsupportedError, IrisError)}
+_KINDS = errors.PeerLostError, errors.CollectiveTimeoutError, errors.UnsupportedError, errors.IrisError
+_ERRORS = {each.__name__: each for each in _KINDS}
 
 
 # -- folders ----------------------------------------------------------------------------------------------------------
@@ -80,11 +72,11 @@ class Folder:
             os.close(self.fd)
             raise self._refused(found)
 
-    def _refused(self, found: os.stat_result) -> IrisError:
+    def _refused(self, found: os.stat_result) -> errors.IrisError:
         owner = str(found.st_uid)
         with contextlib.suppress(KeyError):
             owner += f" ({pwd.getpwuid(found.st_uid).pw_name})"
-        return IrisError(
+        return errors.IrisError(
             f"{self.path} belongs to user {owner} and has mode {stat.filemode(found.st_mode)}; ranks use only a "
             f"folder of their own user, {os.geteuid()}, that no other user can enter. Remove it, or set "
             "XDG_RUNTIME_DIR or TMPDIR to a folder of this user"
@@ -152,18 +144,19 @@ def private_folder() -> str:
                 os.mkdir(path, 0o700)
             Folder(path).close()
             return path
-        except (IrisError, OSError) as e:
-            if isinstance(e, IrisError):
+        except (errors.IrisError, OSError) as e:
+            if isinstance(e, errors.IrisError):
                 logger.warning("%s", e)
             refused = e
-    raise refused if isinstance(refused, IrisError) else IrisError(f"no folder for the rendezvous of ranks: {refused}")
+    why = f"no folder for the rendezvous of ranks: {refused}"
+    raise refused if isinstance(refused, errors.IrisError) else errors.IrisError(why)
 
 
 def named_folder(*parts: str) -> str:
     """Make or find the folder of all processes with the same parts; remove those that none has used for a day."""
     base = private_folder()
     for entry in os.scandir(base):
-        with contextlib.suppress(OSError, IrisError, ValueError):
+        with contextlib.suppress(OSError, errors.IrisError, ValueError):
             if time.time() - entry.stat(follow_symlinks=False).st_mtime > _OLD_S:
                 with contextlib.closing(Folder(entry.path)) as old:
                     if not old.is_used():
@@ -203,7 +196,7 @@ def divide(text: str, world_size: int) -> list[int]:
 
     sizes = sizes_of(text) if text else [world_size]
     if sum(sizes) != world_size:
-        raise SettingsError(f"{VARIABLE}={text!r} divides {sum(sizes)} ranks, but the world has {world_size}")
+        raise errors.SettingsError(f"{VARIABLE}={text!r} divides {sum(sizes)} ranks, but the world has {world_size}")
     return [node for node, size in enumerate(sizes) for _ in range(size)]
 
 
@@ -217,15 +210,12 @@ def group_by_node(hosts: Sequence[object]) -> tuple[tuple[int, ...], ...]:
 
 # -- meeting there ----------------------------------------------------------------------------------------------------
 def find_by_torch(group: dist.ProcessGroup | None) -> Opening:
-    """Announce this process to the ranks of a group of torch.distributed; to all ranks for None.
-
-    Its store holds what the folder of each host is named after, and which host each rank is on.
-    """
+    """Announce this process, by the store, to the ranks of a group of torch.distributed; to all ranks for None."""
     import torch.distributed as dist
 
     rank = dist.get_rank(group)
     if rank < 0:
-        raise GroupError("this process is not a member of the process group that was passed as group=")
+        raise errors.GroupError("this process is not a member of the process group that was passed as group=")
     members = tuple(dist.get_process_group_ranks(dist.group.WORLD if group is None else group))
     store, name = None if group is None else group.get_group_store(), "iris"
     if store is None:  # all ranks, or a group in Python that has none; a group's name may differ between its members
@@ -234,7 +224,7 @@ def find_by_torch(group: dist.ProcessGroup | None) -> Opening:
     if asked := os.environ.get(VARIABLE):
         try:
             host += f"/node {divide(asked, dist.get_world_size())[dist.get_rank()]}"
-        except SettingsError as e:
+        except errors.SettingsError as e:
             refused = e
     host = hashlib.sha256(host.encode()).hexdigest()[:24]
     number = SharedStore(store, name, rank).count(f"made by {rank}")  # for each world that the members make
@@ -266,7 +256,7 @@ class Opening:
     members: tuple[int, ...] | None = None  # the ranks in torch.distributed, where they come from there
     store: SharedStore | None = None  # of the world, likewise; then the folder is this world's alone, and goes with it
     host: str = ""  # equal for the ranks that can map each other's memory
-    refused: IrisError | None = None  # why this rank cannot take part
+    refused: errors.IrisError | None = None  # why this rank cannot take part
 
     def __post_init__(self) -> None:
         self._since = 0.0  # what happened before counts for nothing, in seconds since the machine was started
@@ -297,7 +287,7 @@ class Opening:
             error = self.fail(e)
             if error is e:
                 raise
-            raise error from (None if isinstance(e, IrisError) else e)
+            raise error from (None if isinstance(e, errors.IrisError) else e)
         finally:
             if self._listener is not None:
                 self._listener.close()
@@ -310,10 +300,10 @@ class Opening:
     def fail(self, error: BaseException) -> BaseException:
         """Release everything, and publish why this rank cannot go on; return the first error."""
         try:
-            if isinstance(error, OSError) and not isinstance(error, IrisError):
+            if isinstance(error, OSError) and not isinstance(error, errors.IrisError):
                 more = f"; {limit_of_files()}" if error.errno in (errno.EMFILE, errno.ENFILE) else ""
-                error = IrisError(f"cannot open the world: {error}{more}")
-            if isinstance(error, IrisError):
+                error = errors.IrisError(f"cannot open the world: {error}{more}")
+            if isinstance(error, errors.IrisError):
                 return self.first_error(error)
             self.first_error(gave_up(self.rank, "gave up opening its world", error))
             return error
@@ -339,7 +329,7 @@ class Opening:
             self._folder.leave(self.rank)
         self._folder.close()
 
-    def first_error(self, error: IrisError) -> IrisError:
+    def first_error(self, error: errors.IrisError) -> errors.IrisError:
         """Publish an error to the other ranks, unless there is an earlier one; return the first one."""
         kind = next(name for name, each in _ERRORS.items() if isinstance(error, each))
         ranks = getattr(error, "ranks", ()) or getattr(error, "missing_ranks", ())
@@ -354,11 +344,11 @@ class Opening:
 
     def _first_of_all_nodes(self, said: Mapping[str, Any]) -> Mapping[str, Any]:
         if self._store is not None:
-            with contextlib.suppress(PeerLostError):  # the store is gone: then what this node knows must do
+            with contextlib.suppress(errors.PeerLostError):  # the store is gone: then what this node knows must do
                 said = self._store.set_first(FAILED, said)
         return said
 
-    def as_error(self, said: Mapping[str, Any]) -> IrisError:
+    def as_error(self, said: Mapping[str, Any]) -> errors.IrisError:
         """Make the error of a failure that was published."""
         me = self.rank
         named = {"PeerLostError": "ranks", "CollectiveTimeoutError": "missing_ranks"}.get(said["kind"])
@@ -504,14 +494,14 @@ class Opening:
             os.close(pidfd)
             peer.pid, peer.pidfd = -1, None  # of an earlier job, which has ended only now
 
-    def _late(self, timeout_s: float) -> CollectiveTimeoutError:
+    def _late(self, timeout_s: float) -> errors.CollectiveTimeoutError:
         missing = [rank for rank, peer in self._peers.items() if not peer.proven and peer.card is None]
         missing = missing or [rank for rank, peer in self._peers.items() if not peer.proven]
         if not self.nodes and self._store is not None:
             missing = [rank for rank in self._peers if not self._store.has([f"host/{rank}"])] or missing
         started = [rank for rank in missing if self._peers[rank].pidfd is not None]
         where = f" (of these, {name_ranks(started)} has started)" if started else ""
-        return CollectiveTimeoutError(
+        return errors.CollectiveTimeoutError(
             f"opening the world of {self.world_size} ranks did not complete within the timeout of "
             f"{timeout_s:g} s; {name_ranks(missing)} did not arrive{where}. Either that rank failed, or it does not "
             "make the same calls, or it runs on another host, or IRIS_BARRIER_TIMEOUT is too short",
@@ -519,6 +509,6 @@ class Opening:
         )
 
 
-def _lost(rank: int, pid: int) -> PeerLostError:
+def _lost(rank: int, pid: int) -> errors.PeerLostError:
     text = f"rank {rank} (process {pid}) ended while the world was opened; look at its output for the first error"
-    return PeerLostError(text, ranks=[rank])
+    return errors.PeerLostError(text, ranks=[rank])

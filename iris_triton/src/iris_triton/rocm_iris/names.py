@@ -1,7 +1,4 @@
-"""Where the public names of AMD's Iris are: one table, and modules with its paths.
-
-Importing this imports neither torch nor triton.
-"""
+"""Where the public names of AMD's Iris are: one table, and modules with its paths."""
 
 import importlib
 import importlib.util

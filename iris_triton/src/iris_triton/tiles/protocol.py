@@ -13,10 +13,7 @@ A stamp is 8 times the number of the call plus its kind.  All ranks make the sam
 stamps; stamps only grow, so nothing is reset, a launch can be repeated, and a captured one replayed.  Before a call
 accesses anything, it waits for the end of the previous call, whose kind determines the words to wait for.
 
-`locks` of int32 follow the protocol of AMD's Iris instead.  There is one word for each tile, zero before the
-launch on all ranks.  The kernel stores its part in `src_view`, then sets the word of the tile to 1, in its own memory,
-with release semantics; then it calls the method, which waits for that word on all ranks and reads their parts.  Between
-two launches the host zeroes the words after a barrier, because a word that is still 1 announces the previous part.
+`locks` of int32 follow the protocol of AMD's Iris instead (docs/tiles.md): a word for each tile, on all ranks.
 """
 
 import triton
@@ -50,10 +47,7 @@ def wait_bound(heap_bases, world_size):
 
 @aggregate
 class Row:
-    """The words of one tile, in the caller's memory, and the stamp of the current call.
-
-    `rank`, `size` and `heap_bases` are those of the device context: the caller, and the world.
-    """
+    """The words of one tile, in the caller's memory, the stamp of the current call, and the caller and its world."""
 
     words: tl.tensor
     stamp: tl.tensor

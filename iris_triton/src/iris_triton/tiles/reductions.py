@@ -10,9 +10,6 @@ What the algorithms have in common, and why nothing that a rank still reads is o
 
 Sums go in rank order (in a ring: in the order of the ring), in float32 for floats of 16 and 8 bits, and are rounded
 once.
-
-The element type of `locks` decides, when the kernel is compiled, by which protocol one_shot, two_shot and
-reduce_scatter synchronise: int64 by counted calls, int32 by flags that the kernel raises itself (`protocol`).
 """
 
 import triton

@@ -176,8 +176,7 @@ def on_rank(setup: Setup, job: Callable[..., Any], *arguments: Any) -> Any:
     """Open a context, create the collective in it, and call job(setup, ctx, collective, *arguments)."""
     with setup.open() as ctx:
         create_for = ctx.target, ctx.heap_size, ctx.cur_rank, ctx.num_ranks
-        collective = create(*installed(PluginKind.COLLECTIVE, setup.tested), *create_for)
-        return job(setup, ctx, collective, *arguments)
+        return job(setup, ctx, create(*installed(PluginKind.COLLECTIVE, setup.tested), *create_for), *arguments)
 
 
 def call(setup: Setup, ctx: Any, collective: Any, chosen: Sequence[Case]) -> list[Outcome]:

@@ -181,12 +181,7 @@ def no_problems(*of_ranks: Iterable[str]) -> None:
 
 
 def member_problems(obj: Any, protocol: type) -> list[str]:
-    """Say how an object departs from a protocol: members that are missing, or called in another way.
-
-    Args:
-        obj: the implementation; further parameters of its methods are no problem if they have defaults.
-        protocol: a class whose members, functions and properties, own and inherited, are the contract.
-    """
+    """Say how an object departs from a protocol, a class: which members are missing, or called in another way."""
     problems = []
     for name, member in inspect.getmembers_static(protocol):
         if name.startswith("_"):
@@ -208,10 +203,7 @@ def member_problems(obj: Any, protocol: type) -> list[str]:
 def parameter_problems(name: str, function: Callable[..., Any], parameters: str) -> list[str]:
     """Say, in at most one sentence, how a function's parameters depart from a list of names.
 
-    Args:
-        name: what to call it.
-        function: a Python function, a bound method, or an object that wraps one in `fn` as Triton's jit does.
-        parameters: names in order; those after a | have defaults, and so must any further ones.
+    Those after a | have defaults, and so must any further ones.  Triton's jit wraps a function in `fn`.
     """
     expected, optional = (each.split() for each in parameters.partition("|")[::2])
     while not inspect.isroutine(function) and hasattr(function, "fn"):

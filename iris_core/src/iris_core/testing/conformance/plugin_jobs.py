@@ -29,8 +29,7 @@ def create(
     registry: Registry, record: PluginRecord, target: DeviceTarget, nbytes: int = 1 << 20, rank: int = 0, size: int = 1
 ) -> Any:
     """Create what a plugin provides, as the core does, for a rank of a world of some size, with default settings."""
-    settings = registry.settings_class(record)()
-    return registry.create(record, CreateRequest(target, rank, size, nbytes, settings))
+    return registry.create(record, CreateRequest(target, rank, size, nbytes, registry.settings_class(record)()))
 
 
 def diagnose(kind: PluginKind, name: str) -> None:
