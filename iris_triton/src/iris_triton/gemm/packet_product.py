@@ -338,8 +338,9 @@ class PacketProduct(Fused):
         return "two" if saved > _HOP_S * _WIRE else "sum"
 
     def cost(self, request: FusedRequest) -> float:
-        """Estimate seconds: the product, of few rows as a library's, then what goes over the links."""
-        efficiency = None if request.m <= _FEW_ROWS else self.efficiency.get(request.target.arch, self.efficiency[""])
+        """Estimate seconds: the product, of few rows and 16 bits as a library's, then what goes over the links."""
+        is_read = request.m <= _FEW_ROWS and request.dtype != "float32"  # B's reading is what takes time
+        efficiency = None if is_read else self.efficiency.get(request.target.arch, self.efficiency[""])
         return product_s(request, efficiency) + moving_s(request) + fixed_s(request, launches=1, barriers=0)
 
     def _offered(self, request: FusedRequest) -> list[dict[str, Any]]:
