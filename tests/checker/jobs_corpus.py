@@ -68,7 +68,7 @@ CASES = planted_programs.CASES | planted_memory.CASES
 
 def run_case(name, bug, seeds, path="", look=None):
     """What a case computes, or its error, and what `look` finds, by schedule; with a path, races are looked for."""
-    told, checks = [], "races,schedules" if path else "schedules"
+    outcomes, checks = [], "races,schedules" if path else "schedules"
     for seed in seeds:
         with exploring(seed, path, checks), mock.patch.object(corpus, "kept", []) as found:
             try:
@@ -76,10 +76,10 @@ def run_case(name, bug, seeds, path="", look=None):
                     CASES[name].run(ctx, bug)
                     seen = look and look()
                     ctx.barrier()
-                told.append(([each.tolist() for each in found], seen))
+                outcomes.append(([each.tolist() for each in found], seen))
             except DeviceError as error:
-                told.append((type(error).__name__, None))
-    return told
+                outcomes.append((type(error).__name__, None))
+    return outcomes
 
 
 def control():

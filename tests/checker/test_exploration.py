@@ -24,8 +24,8 @@ SHOWN = (
 
 def results(pool, name, bug, seeds):
     ranks = jobs_corpus.CASES[name].ranks
-    told = pool.run(jobs_corpus.run_case, ranks, name, bug, seeds)
-    return [[result for result, _ in each] for each in zip(*told, strict=True)]
+    outcomes = pool.run(jobs_corpus.run_case, ranks, name, bug, seeds)
+    return [[result for result, _ in each] for each in zip(*outcomes, strict=True)]
 
 
 @pytest.mark.parametrize("name", SHOWN)
@@ -43,8 +43,8 @@ def test_a_seed_makes_the_same_run_again(pool, tmp_path, name):
     runs = []
     for turn in range(2):
         path = tmp_path / f"found {turn}"
-        told = pool.run(jobs_corpus.run_case, ranks, name, True, [4, 7], str(path), jobs_corpus.control)
-        runs.append((told, path.read_text()))
+        outcomes = pool.run(jobs_corpus.run_case, ranks, name, True, [4, 7], str(path), jobs_corpus.control)
+        runs.append((outcomes, path.read_text()))
     assert runs[0] == runs[1]
     assert len({repr(each) for each in runs[0][0][0]}) == 2  # and another seed another one
 
@@ -147,9 +147,9 @@ def walk_case(pool, name, bug, most, path):
     ranks, results = jobs_corpus.CASES[name].ranks, []
 
     def run(order):
-        told = pool.run(jobs_corpus.run_case, ranks, name, bug, [order], str(path), jobs_corpus.journal)
-        results.append([result for ((result, _),) in told])
-        return told[0][0][1]
+        outcomes = pool.run(jobs_corpus.run_case, ranks, name, bug, [order], str(path), jobs_corpus.journal)
+        results.append([result for ((result, _),) in outcomes])
+        return outcomes[0][0][1]
 
     walked = walk(run, most)
     rows = map(json.loads, path.read_text().splitlines()) if path.exists() else ()

@@ -59,10 +59,10 @@ BUDGETS = {
     "iris_allocators/nccl": 225,
     "iris_allocators/vmem": 653,
     "iris_triton/*.py": 1460,
-    "iris_triton/collectives": 4243,
+    "iris_triton/collectives": 4244,
     "iris_triton/checker": 4071,
     "iris_triton/demos": 151,
-    "iris_triton/gemm": 2683,
+    "iris_triton/gemm": 2678,
     "iris_triton/interpreter": 3528,
     "iris_triton/language": 1798,
     "iris_triton/rocm_iris": 1017,
@@ -87,7 +87,7 @@ FEATURES = {
         ),
     ),
     "experts, attention, norms, products of few rows, multicast, launches from C": (
-        3556,
+        3548,
         (
             "iris_core.ops.experts", "iris_core.ops.attention", "iris_core.ops.made", "iris_core.nn.expert_parallel",
             "iris_core.nn.norm", "iris_core.nn.sequence", "iris_core.providers.norms", "iris_triton.launcher",
@@ -101,7 +101,7 @@ FEATURES = {
         ("iris_triton.checker", "iris_triton.testing.checked", "iris_core.cli.check", "iris_core.cli.all_orders"),
     ),
 }  # fmt: skip
-REST = 37_989
+REST = 37_993
 """Lines of all else, at most; 38,000 were planned."""
 
 ENGINE = 4000

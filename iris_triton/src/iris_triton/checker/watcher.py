@@ -393,7 +393,7 @@ class Watcher:
         if reads and missing and "uninitialised" in self._checks:
             here = _indices(granules)[now == number]
             bits = np.uint32(sum(POISON << 8 * byte for byte in range(GRANULE) if missing >> byte & 1))
-            unwritten = here[self._memory[rank][here] & bits == bits]  # what nobody told about may have written it
+            unwritten = here[self._memory[rank][here] & bits == bits]  # unreported accesses may have written it
             if unwritten.size:
                 how = "Write it before, for example by ctx.zeros, or mask the load."
                 self._found(reports.UNINITIALISED, me, None, rank, *extent_of(unwritten, missing), how)

@@ -14,6 +14,7 @@ Packets and mailbox are those of `iris_triton.collectives.packets`, and so is wh
 Products are rounded to the output's type before they are sent, and summed in the group's order, in float32.
 """
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -26,20 +27,15 @@ from iris_core.providers.model import fixed_s, moving_s, product_s
 from iris_core.types import DeviceType, FusedRequest
 from iris_triton.collectives.packets import mailbox as boxes
 from iris_triton.collectives.packets.arithmetic import elements_of, words_of
-from iris_triton.collectives.packets.packet import clear, encode, poll, push
+from iris_triton.collectives.packets.packet import clear, encode, packet_of, poll, push
 from iris_triton.collectives.parts.barrier import publish
 from iris_triton.collectives.parts.elements import item_nbytes
 from iris_triton.gemm.parts import tiles as parts
-from iris_triton.gemm.parts.fused import USED_CONFIG, Fused, Plan, Tiling, arguments_of, bind
+from iris_triton.gemm.parts.fused import USED_CONFIG, Fused, Plan, Tiling, arguments_of, bind, tiling
 from iris_triton.language.flags import await_flag, await_flags, lanes_for
 
 _SCALED_BLOCK = tl.constexpr(SCALED_BLOCK)
 ENC = tl.constexpr("sentinel")
-
-
-@triton.jit
-def _packet(words, i: tl.constexpr):
-    return words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]
 
 
 @triton.jit
@@ -74,7 +70,7 @@ def _store_parts(
         mine = peers[N - 1] + at + packet.to(tl.int64) * 16
         came = poll(mine, slot, mark, mask, mask * 0, timeout_ns, status, rank, N, ENC, 0)
         for i in tl.static_range(N):
-            values = elements_of(_packet(came, i), gathered.dtype.element_ty, C * EACH)
+            values = elements_of(packet_of(came, i, 4), gathered.dtype.element_ty, C * EACH)
             line, right = (i * rows + row, column) if DIM == 0 else (row, i * inner + column)
             tl.store(gathered + (line.to(tl.int64) * k + right), values, mask=element < packets * EACH)
         clear(mine, slot, mask, N)
@@ -141,7 +137,7 @@ def _receive(
         came = poll(own + place, slot, mark, mask, mask * 0, timeout_ns, status, rank, N, ENC, 0)
         acc = tl.zeros((C * EACH,), tl.float32)
         for i in tl.static_range(N):
-            values = elements_of(_packet(came, i), DT, C * EACH)
+            values = elements_of(packet_of(came, i, 4), DT, C * EACH)
             if FORM == "all":
                 down, right = (i * m, 0) if DIM == 0 else (0, i * n)
                 _store(out, values, row + down, column + right, is_there, out_down, out_right, ALIGNED)
@@ -361,27 +357,23 @@ class PacketProduct(Fused):
             deep = min(deep, SCALED_BLOCK)
         stage = (rows + columns) * deep * item
         shared = _SHARED_NBYTES.get(request.target.arch, _SHARED_NBYTES[""])
-        stages = config.get("num_stages", max(2, min(6, shared // stage)))
+        stages = max(2, min(6, shared // stage))
         tiles, unit = tiles_m * -(-request.n // columns), max(deep, SCALED_BLOCK if request.scales == "blocks" else 1)
         splits = max(1, min(most // tiles, _MOST_SPLITS, request.k // (4 * unit)))
         span = -(-request.k // (splits * unit)) * unit
         splits = -(-request.k // span)
         groups = -(-tiles // -(-tiles // (most // splits)))  # all have equally many tiles, or one less
-        constants = {
-            "BM": rows, "BN": columns, "BK": deep, "EVEN_K": request.k % deep == 0, "STAGES": 1 if on_cpu else stages,
-            "PRECISION": "tf32" if request.options["tf32"] and not on_cpu else "ieee",
-            "A_CACHE": config.get("cache_modifier_a", ""), "B_CACHE": config.get("cache_modifier_b", ""),
-            "SPLITS": splits, "TURNED": request.scales == "none" and columns >= 64, "PROGRAMS": groups * splits,
-            "GROUP": config.get("group_size_m", 8), "span": span,
-        }  # fmt: skip
-        usual = min(8 if rows * columns >= _MANY else 4, self._most_warps(request, rows, columns))
-        warps = config.get("num_warps", usual)
-        return Tiling(rows, columns, constants, {} if on_cpu else {"num_warps": warps})
+        warps = min(8 if rows * columns >= _MANY else 4, self._most_warps(request, rows, columns))
+        usual = rows, columns, deep, 1 if on_cpu else warps, stages
+        tiled, programs = tiling(request, request.m, request.k, usual), groups * splits
+        is_turned = request.scales == "none" and columns >= 64
+        more = {"SPLITS": splits, "TURNED": is_turned, "PROGRAMS": programs, "span": span}
+        return replace(tiled, constants={**tiled.constants, **more})
 
     def prepare(self, request: FusedRequest, host: Host) -> Plan:
         team, tiles = host.team, self._tiling(request)
         splits, programs = tiles.constants["SPLITS"], tiles.constants["PROGRAMS"]
-        warps = tiles.options.get("num_warps", 1)
+        warps = tiles.options["num_warps"]
         form, size = self._form(request), team.size
         dtype = request.dtype if form == "a" else request.out_dtype
         each = boxes.PACKET // getattr(torch, dtype).itemsize

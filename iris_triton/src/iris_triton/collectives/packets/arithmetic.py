@@ -112,7 +112,7 @@ def elements_of(words, DT: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def words_of(elements, PACKETS: tl.constexpr):
-    """Return a block of elements of 16 or 32 bits as four blocks of words of so many packets: undoes `elements_of`."""
+    """Return a block of elements of 16 or 32 bits as four blocks of words of PACKETS packets: undoes `elements_of`."""
     if elements.dtype.primitive_bitwidth == 32:
         words = tl.reshape(elements.to(tl.int32, bitcast=True), (PACKETS, 2, 2))
     else:

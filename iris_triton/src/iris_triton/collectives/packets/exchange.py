@@ -19,19 +19,11 @@ from iris_triton.collectives.packets.arithmetic import reduced
 from iris_triton.collectives.packets.base import ROOTS, PacketCollective
 from iris_triton.collectives.packets.data import limit_of, load_data, store_data
 from iris_triton.collectives.packets.mailbox import MAX_PROGRAMS, PACKET
-from iris_triton.collectives.packets.packet import clear, data_words, decode, encode, poll, push, spot
+from iris_triton.collectives.packets.packet import clear, data_words, decode, encode, packet_of, poll, push, spot
 from iris_triton.collectives.parts.collective import PER_CALL, RUNTIME, Plan
 from iris_triton.collectives.parts.sizes import Blocks, carrier_of
 from iris_triton.language.asm import follow, let_next_start
 from iris_triton.launcher import early_launch
-
-
-@triton.jit
-def _packet_of(words, k: tl.constexpr, W: tl.constexpr):
-    if W == 4:
-        return words[4 * k], words[4 * k + 1], words[4 * k + 2], words[4 * k + 3]
-    else:
-        return words[2 * k], words[2 * k + 1]
 
 
 @triton.jit
@@ -60,10 +52,10 @@ def _push_all(
 ):  # fmt: skip
     """Push a packet to the same place at every member; STEP: the warps go from one member to the next together."""
     W: tl.constexpr = data_words(ENC)
-    raw = encode(_packet_of(words, 0, W), epoch, flags, ENC)
+    raw = encode(packet_of(words, 0, W), epoch, flags, ENC)
     for k in tl.static_range(N):
         if SHARDED and k > 0:
-            raw = encode(_packet_of(words, k, W), epoch, flags, ENC)
+            raw = encode(packet_of(words, k, W), epoch, flags, ENC)
         push(peers[k] + place, raw, mask, flags, ENC)
         if STEP and k + 1 < N:
             tl.debug_barrier()
@@ -108,7 +100,7 @@ def _deliver(
         for i in tl.static_range(N):
             limit = limit_of(total, part, i, EVEN)
             store_data(
-                to, i * part, offset, limit, flags, sizes, strides, _packet_of(words, i, W), ENC, WHOLE, ITEM, DIMS
+                to, i * part, offset, limit, flags, sizes, strides, packet_of(words, i, W), ENC, WHOLE, ITEM, DIMS
             )  # fmt: skip
 
 

@@ -74,6 +74,15 @@ def decode(raw, number: tl.constexpr, ENC: tl.constexpr):
 
 
 @triton.jit
+def packet_of(words, k: tl.constexpr, W: tl.constexpr):
+    """Return the W words of packet k of several: what `decode` and `poll` return."""
+    if W == 4:
+        return words[4 * k], words[4 * k + 1], words[4 * k + 2], words[4 * k + 3]
+    else:
+        return words[2 * k], words[2 * k + 1]
+
+
+@triton.jit
 def push(address, raw, mask, flags, ENC: tl.constexpr):
     """Store packets of four raw words into a mailbox in any rank's memory, where `mask` (int32) holds."""
     run_assembly(push_assembly(ENC), (address, raw[0], raw[1], raw[2], raw[3], mask), 1, 1, 5)

@@ -57,12 +57,15 @@ class Tiling:
         return -(-rows // self.block_m), -(-columns // self.block_n)
 
 
-def tiling(request: FusedRequest, rows: int, inner: int) -> Tiling:
-    """Choose the tiling of a product, by the config, else by its shape; tiles do not cross multiples of `rows` rows."""
+def tiling(request: FusedRequest, rows: int, inner: int, usual: tuple[int, int, int, int, int] | None = None) -> Tiling:
+    """Choose the tiling of a product, by the config, else as `usual`, else by its shape; see `_preferred`.
+
+    Tiles do not cross multiples of `rows` rows.
+    """
     config = request.options["config"]
     if request.options["layout"] == "tiles":
         config = {**AMDS_TILE, **config}
-    m, n, k, warps, stages = _preferred(request, rows, inner)
+    m, n, k, warps, stages = usual or _preferred(request, rows, inner)
     m, n, k = (config.get(f"block_size_{side}", size) for side, size in zip("mnk", (m, n, k), strict=True))
     # tl.dot knows TF32 on NVIDIA; on AMD there is float32 itself in the matrix units
     precision = "tf32" if request.options["tf32"] and request.target.type is DeviceType.CUDA else "ieee"
