@@ -222,6 +222,7 @@ class Held:
         self._gate, self._opener = torch.ones(NUMEL, dtype=I32, device="cuda"), torch.cuda.Stream()
         self.waits()
         self._open()
+        torch.cuda.synchronize()  # the opener's stream does not wait for this one: it would open the gate anew
         self._gate.zero_()
         torch.cuda.synchronize()
 
