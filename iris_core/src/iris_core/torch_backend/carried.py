@@ -48,7 +48,7 @@ class Carried:
         self._order, self._side = order, SideStream(device.index)
         self._done = DoneWork([], device)
         self._device, self._heap, self._size = device, binder.here.heap, binder.here.world_size
-        self._known: dict[tuple[Any, ...], bool] = {}
+        self._known: dict[tuple[Any, ...], tuple[Any, bool]] = {}  # NCCL's method, if it carries them; are they large
         self._is_usable: bool | None = None  # or not known yet
         self._lost: PeerLostError | None = None
         self._closed = threading.Event()
@@ -89,58 +89,57 @@ class Carried:
 
         Collective.  RankMismatchError on all ranks if others run another call, or by Iris, when it is new.
         """
-        if self._is_usable is False:
-            return None
-        if whole.device != self._device or whole.layout is not torch.strided or whole.dtype not in _FLOATS:
+        if self._is_usable is False or opts is None:
             return None
         is_async = getattr(opts, "asyncOp", False)
-        if not (is_async or (whole.nbytes >= _LARGE_NBYTES and whole is not part and opts is not None)):
-            return None
-        if torch.cuda.is_current_stream_capturing():
-            return None
         kind = None if name == "all_gather_single" else reduction(opts)[0]
-        key = name, kind, whole.shape, part.shape, whole.dtype
-        if key not in self._known:
-            if whole is not part and whole.numel() != self._size * part.numel():
-                return None  # which Iris refuses
-            facts = dict(zip(("operation", "reduction", "whole", "part", "dtype"), map(str, key), strict=True))
-            facts["algorithm"] = _ENGINE
-            if self._is_usable is None:
-                self._is_usable = self._connect(facts)
-            if self._is_usable:  # members' tensors may lie differently: all go by the first call
-                (low, high), each = self._heap, (whole, part)
-                is_usual = all(x.is_contiguous() and not low <= x.data_ptr() < high for x in each)
-                self._known[key] = all(self._compare(facts, is_usual))
-        elif self._known[key]:
-            return self._carry(name, whole, part, is_async, opts)
+        key = name, kind, whole.shape, part.shape, whole.dtype, whole.device, whole.layout
+        method, is_large = self._known.get(key) or (None, whole is not part and whole.nbytes >= _LARGE_NBYTES)
+        if not (is_async or is_large) or torch.cuda.is_current_stream_capturing():
+            return None
+        if method is not None:
+            return self._carry(method, name, whole, part, is_async, opts)
+        if key[-2:] == (self._device, torch.strided) and whole.dtype in _FLOATS and key not in self._known:
+            self._decide(key, whole, part, is_large)
         return None
 
-    def _carry(self, name: str, whole: torch.Tensor, part: torch.Tensor, is_async: bool, opts: Any) -> dist.Work | None:
+    def _decide(self, key: tuple[Any, ...], whole: torch.Tensor, part: torch.Tensor, is_large: bool) -> None:
+        """Agree on who serves calls of a kind after its first one.  Collective."""
+        if whole is not part and whole.numel() != self._size * part.numel():
+            return  # which Iris refuses
+        facts = dict(zip(("operation", "reduction", "whole", "part", "dtype"), map(str, key), strict=False))
+        facts["algorithm"] = _ENGINE
+        if self._is_usable is None:
+            self._is_usable = self._connect(facts)
+        if self._is_usable:  # members' tensors may lie differently: all go by the first call
+            (low, high), each = self._heap, (whole, part)
+            is_usual = all(x.is_contiguous() and not low <= x.data_ptr() < high for x in each)
+            is_carried = all(self._compare(facts, is_usual))
+            self._known[key] = self._method(key[0]) if is_carried else None, is_large
+
+    def _carry(
+        self, method: Any, name: str, whole: torch.Tensor, part: torch.Tensor, is_async: bool, opts: Any
+    ) -> dist.Work:
         if self._lost is not None:
             raise self._lost
         dense = whole.contiguous()
         own = dense if part is whole else part.contiguous()
         out, copy, inp = (part, own, dense) if name == "reduce_scatter_single" else (whole, dense, own)
-        given = ([dense],) if part is whole else (copy, inp)
+        given = ([dense], opts) if part is whole else (copy, inp, opts)
+        run: Any = self._order.run
         try:
-            work = self._launch(name, is_async, *given, opts)
-            if copy is out or work is None:
-                return work
-            work.wait()
-            out.copy_(copy)
+            if not is_async or self._order.continues(_ENGINE):
+                work = run(method, *given, engine=_ENGINE)
+            else:  # the current stream must not wait for calls of ours
+                self._side.follow()
+                work = on_stream(self._side.stream, partial(run, method, *given, engine=_ENGINE))
+            if is_async and copy is out:
+                return work  # type: ignore[no-any-return]
+            if work is not None:  # else the current stream has it in order
+                work.wait()
+            if copy is not out:
+                out.copy_(copy)
             return self._done
         except RuntimeError:
             with guarded(name, range(self._size), self._check_peers):
                 raise
-
-    def _launch(self, name: str, is_async: bool, *arguments: Any) -> dist.Work | None:
-        run = partial(self._order.run, self._method(name), *arguments, engine=_ENGINE)
-        if is_async and not self._order.continues(_ENGINE):  # the current stream must not wait for calls of ours
-            self._side.follow()
-            return on_stream(self._side.stream, run)  # type: ignore[no-any-return]
-        work: dist.Work | None = run()
-        if is_async:
-            return work
-        if work is not None:  # else the current stream has it in order
-            work.wait()
-        return self._done

@@ -280,7 +280,7 @@ class GroupOperations:
 
     def _all_reduce(self, name: str, tensors: Any, opts: Any) -> dist.Work:
         first, *others = tensors = _listed(tensors)
-        if not others and getattr(opts, "asyncOp", False) and (work := self._carry("allreduce", first, first, opts)):
+        if not others and (work := self._carry("allreduce", first, first, opts)):
             return work
         op, factor = reduction(opts)
         for each in tensors:
@@ -551,6 +551,7 @@ class GroupOperations:
     def _end(self, how: str) -> None:
         if self._carried is not None:
             self._carried.close()
+            self._carried = None
         for ctx in self._contexts.values():
             ctx._close(synchronize=how == "shutdown", failing=True)
         for inner in self._inner.values():
