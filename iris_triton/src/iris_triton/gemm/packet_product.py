@@ -4,8 +4,8 @@ Chosen for few rows, as measurements say: then a product takes as long as B take
 nothing is added to that.  Programs divide the tiles, and where these are few also the inner dimension (split-K);
 partial sums of a tile are added by its first program, in order.  What travels::
 
-    matmul_all_reduce       tiles go to all members, each of which adds them up; where that are many bytes, a member
-                            adds up its band of the rows, and sends the sums to all
+    matmul_all_reduce       tiles go to all members, each of which adds them up; of many
+                            bytes, a member adds up its rows, and sends the sums to all
     matmul_reduce_scatter   rows go to the member that gets them
     matmul_all_gather       tiles go to all members
     all_gather_matmul       A goes to all members, into local memory
