@@ -14,8 +14,9 @@ from typing import Any
 from iris_core.bench.registry import RANKS, RunOptions, parse_axis, registered
 from iris_core.bench.results import Report, Result
 from iris_core.bench.runner import LATE, run
-from iris_core.cli._arguments import choose_plugins, num_gpus
+from iris_core.cli._arguments import choose_plugins
 from iris_core.cli._output import print_table
+from iris_core.device.targets import num_gpus
 from iris_core.errors import BenchmarkError, IrisError
 from iris_core.settings import load_settings
 

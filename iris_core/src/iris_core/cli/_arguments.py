@@ -32,13 +32,6 @@ def size(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{text}: {error}") from None
 
 
-def num_gpus() -> int:
-    """Return how many GPUs torch sees; 0 on a machine without."""
-    import torch
-
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
-
-
 def registry_as_set() -> Registry:
     """Return the registry, in which plugins are blocked as the settings say; a `SettingsError` if one is wrong."""
     from iris_core.settings import load_settings

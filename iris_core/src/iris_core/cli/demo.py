@@ -10,8 +10,9 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from iris_core.cli._arguments import check, choose_plugins, num_gpus
+from iris_core.cli._arguments import check, choose_plugins
 from iris_core.cli._output import print_json, print_table
+from iris_core.device.targets import num_gpus
 from iris_core.errors import ArgumentError
 from iris_core.types import Demo, DemoResult
 
@@ -42,6 +43,8 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the demonstrations; 0 if every result is right, 1 otherwise."""
     settings, ranks = check(args)
+    ranks, device, note = choose_ranks(ranks, settings.device)
+    plan = choose_plugins(settings, device)
     import iris_core
     from iris_core.open_context import Maker
     from iris_core.settings import sizes_of
@@ -49,8 +52,6 @@ def run(args: argparse.Namespace) -> int:
     from iris_core.world.rendezvous import VARIABLE
 
     sizes = sizes_of(settings.nodes) if settings.nodes else []
-    ranks, device, note = choose_ranks(ranks, settings.device)
-    plan = choose_plugins(settings, device)
     backend = Maker(World(), plan.target, settings, {}).create(plan.backend)
     names = [demo.name for demo in getattr(backend, "demos", tuple)()]
     if not names:

@@ -25,10 +25,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from iris_core.cli._arguments import num_gpus, registry_as_set, seconds
+from iris_core.cli._arguments import registry_as_set, seconds
 from iris_core.cli._output import print_json, print_table
 from iris_core.cli.config import survey
-from iris_core.device.targets import device_targets
+from iris_core.device.targets import device_targets, num_gpus
 from iris_core.diagnosis import Finding, PairCheck, Verdict
 from iris_core.errors import IrisError, PeerLostError, error_text
 from iris_core.registry import Registry, default_registry

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iris_core.cli._arguments import check, choose_plugins, num_gpus, seconds, size
+from iris_core.cli._arguments import check, choose_plugins, seconds, size
+from iris_core.device.targets import num_gpus
 from iris_core.errors import ArgumentError, SettingsError
 
 if TYPE_CHECKING:
@@ -70,6 +71,10 @@ def run(args: argparse.Namespace) -> int:
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise ArgumentError(f"no file can be made in {folder} ({error.strerror}): name one by --out") from error
+    ranks, device = _ranks(ranks, settings.device)
+    if args.ops and device == "cpu" and not args.shape:
+        raise ArgumentError("on CPU ranks, the layers of large models take hours: give small ones by --shape")
+    choose_plugins(settings, device)
     import torch
 
     from iris_core.bench import RunOptions
@@ -80,10 +85,6 @@ def run(args: argparse.Namespace) -> int:
     from iris_core.tuning.tuner import tune_on_this_rank
 
     wanted = FusedTuneOptions(**given) if args.ops else TuneOptions(**given)
-    ranks, device = _ranks(ranks, settings.device)
-    if args.ops and device == "cpu" and not args.shape:
-        raise ArgumentError("on CPU ranks, the layers of large models take hours: give small ones by --shape")
-    choose_plugins(settings, device)
     heap = max(point.sample.heap_nbytes for point in wanted.points(0, ranks))
     name = "cpu" if device == "cpu" else torch.cuda.get_device_name(0)
     path = Path(args.out) if args.out else folder / file_name(name, ranks)

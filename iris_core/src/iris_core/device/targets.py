@@ -6,7 +6,9 @@ Importing this module imports no torch: what looks for devices may be the first 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 from iris_core.errors import DeviceError
@@ -20,11 +22,30 @@ if TYPE_CHECKING:
 _HERE: AbstractContextManager[Any] = contextlib.nullcontext()
 
 
-def device_targets(device: str | None, rank: int) -> list[DeviceTarget]:
-    """Return the devices that a rank may use, the preferred one first."""
+def num_gpus() -> int:
+    """Return how many GPUs torch sees; where no driver is there, torch is not imported for it."""
+    if "torch" not in sys.modules and not any(map(os.path.exists, ("/dev/kfd", "/dev/dxg"))):
+        try:
+            ctypes.CDLL("libcuda.so.1")
+        except OSError:
+            return 0
     import torch
 
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def device_targets(device: str | None, rank: int) -> list[DeviceTarget]:
+    """Return the devices that a rank may use, the preferred one first."""
     cpu = DeviceTarget(DeviceType.CPU)
+    if device == "cpu":
+        return [cpu]
+    count = num_gpus()
+    if count == 0 and device is None:
+        return [cpu]
+    if count == 0 and device.startswith("cuda"):
+        raise DeviceError(f"device {device!r} was asked for, but torch sees no GPU here; device='cpu' always works")
+    import torch
+
     if device is not None:
         try:
             wanted = torch.device(device)
@@ -34,11 +55,6 @@ def device_targets(device: str | None, rank: int) -> list[DeviceTarget]:
             return [cpu]
         if wanted.type != "cuda":
             raise DeviceError(f"device {device!r} is not supported: say 'cpu', 'cuda' or 'cuda:1'")
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if device is None and count == 0:
-        return [cpu]
-    if count == 0:
-        raise DeviceError(f"device {device!r} was asked for, but torch sees no GPU here; device='cpu' always works")
     index = int(os.environ.get("LOCAL_RANK", rank)) % count
     if device is not None and wanted.index is not None:
         index = wanted.index
