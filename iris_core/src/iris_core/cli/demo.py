@@ -90,7 +90,7 @@ def choose_ranks(ranks: int | None, device: str | None) -> tuple[int, str | None
 
     Ranks that share a GPU take turns on it, waiting included: that is slow and has to be asked for (`--device cuda`).
     """
-    gpus = num_gpus()
+    gpus = 0 if device == "cpu" else num_gpus()
     on_gpus = gpus > 1 if device is None else not device.startswith("cpu")
     wanted = ranks or (max(1, min(gpus, DEFAULT_RANKS)) if on_gpus else DEFAULT_RANKS)
     if device is None:

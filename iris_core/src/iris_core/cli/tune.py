@@ -146,7 +146,7 @@ def _entries_there(path: Path, device: str, ranks: int, *, must_fit: bool) -> Se
 
 
 def _ranks(ranks: int | None, device: str | None) -> tuple[int, str]:
-    gpus = num_gpus()
+    gpus = 0 if device == "cpu" else num_gpus()
     device = device or ("cuda" if gpus > 1 else "cpu")
     on_gpus = not device.startswith("cpu")
     ranks = ranks or (max(2, gpus) if on_gpus else 2)
