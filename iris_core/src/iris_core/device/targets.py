@@ -42,7 +42,7 @@ def device_targets(device: str | None, rank: int) -> list[DeviceTarget]:
     count = num_gpus()
     if count == 0 and device is None:
         return [cpu]
-    if count == 0 and device.startswith("cuda"):
+    if count == 0 and device is not None and device.startswith("cuda"):
         raise DeviceError(f"device {device!r} was asked for, but torch sees no GPU here; device='cpu' always works")
     import torch
 

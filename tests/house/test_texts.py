@@ -1,0 +1,64 @@
+"""How much text there is, and how it is worded: pages, docstrings, tests."""
+
+import ast
+import pathlib
+import re
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+WORDS = {"docs": 25_000, "README.md": 900}
+
+# Words of our own for what the field has a term for, in docstrings: as many as there are, and never more.
+OURS = {
+    r"\bfor ever\b": 0, r"\brank alone\b": 0, r"\b(told|tells)\b": 0, r"\b(meet|meets|met|meetings?)\b": 2,
+    r"\b(nobody|everybody|somebody)\b": 2, r"\bbehind\b": 4, r"\bkinds? of calls?\b": 0, r"\bso (many|much)\b": 3,
+    r"\b(no|have|find|finds) room\b": 1, r"(?:^|[.;] )(What|Who|Whoever|Whose) [a-z]+": 13,
+}  # fmt: skip
+
+TESTS = 24_000
+"""Lines of tests, at most, but for those of features."""
+TESTS_OF_FEATURES = {  # as `FEATURES` of test_rooms.py: lines, and the folders and files
+    "PyTorch": (1850, ("torch_backend",)),
+    "several nodes": (
+        1980,
+        (
+            "nodes", "ccl/test_torch_distributed.py", "allocators/test_nccl.py", "compile/test_nccl.py",
+            "multigpu/test_nccl.py",
+        ),
+    ),
+    "experts, attention, norms, products of few rows, launches from C": (
+        1320,
+        (
+            "ops/test_experts.py", "ops/test_attention.py", "ops/test_norm.py", "ops/jobs_norm.py",
+            "triton/test_launcher.py",
+        ),
+    ),
+    "checker": (2590, ("checker",)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_pages_are_short(name):
+    pages = PAGES if name == "docs" else [ROOT / name]
+    assert sum(len(page.read_text().split()) for page in pages) <= WORDS[name]
+
+
+def test_docstrings_are_in_words_of_the_field():
+    has_text = ast.Module, ast.ClassDef, ast.FunctionDef
+    trees = [ast.parse(path.read_text()) for path in ROOT.glob("iris_*/src/**/*.py")]
+    texts = [ast.get_docstring(node) or "" for tree in trees for node in ast.walk(tree) if isinstance(node, has_text)]
+    assert len(texts) > 3000
+    found = {pattern: sum(len(re.findall(pattern, text)) for text in texts) for pattern in OURS}
+    assert {pattern: count for pattern, count in found.items() if count > OURS[pattern]} == {}
+
+
+def test_tests_keep_to_their_budgets():
+    folder = ROOT / "tests"
+    rest = {path.relative_to(folder).as_posix(): len(path.read_text().splitlines()) for path in folder.rglob("*.py")}
+    for feature, (most, parts) in TESTS_OF_FEATURES.items():
+        mine = [name for name in rest if name in parts or name.partition("/")[0] in parts]
+        count = sum(map(rest.pop, mine))
+        assert 0 < count <= most, (feature, count)
+    assert sum(rest.values()) <= TESTS
