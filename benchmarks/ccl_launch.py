@@ -1,4 +1,4 @@
-"""What a repeated collective costs the CPU: time of the calling thread from `ctx.ccl.all_reduce` to its return.
+"""What a repeated collective costs the CPU: time of the calling thread from the call to its return.
 
     python benchmarks/ccl_launch.py [--ranks N]                        # on GPUs
     python benchmarks/ccl_launch.py --device cpu --ranks 1             # Python's part, on any machine
@@ -39,6 +39,7 @@ CALLS = 200
 """Calls timed together: few enough for the queue of the device."""
 
 TARGET_US, PYTHON_TARGET_US = 12, 5
+GATHER = "all_gather"
 
 
 @triton.jit
@@ -87,41 +88,44 @@ def without_launch(ctx: Iris, launches: Any, call: Callable[[], object]) -> Call
     return call
 
 
-def algorithms(options: RunOptions) -> list[str]:
-    """Algorithms that every such machine has."""
-    return ["one_shot", "two_shot"] if options.device == "cpu" else ["ll_one_shot", "sentinel_two_shot"]
+def calls(options: RunOptions) -> list[str]:
+    """Algorithms of all_reduce that every such machine has, and all_gather as it is chosen."""
+    return [*(("one_shot", "two_shot") if options.device == "cpu" else ("ll_one_shot", "sentinel_two_shot")), GATHER]
 
 
 @bench.register
-@bench.axis("algorithm", algorithms)
+@bench.axis("call", calls)
 def launch(state: State, ctx: Iris) -> None:
-    """A repeated all_reduce of 4 KiB."""
-    config = Config(algorithm=state["algorithm"])
-    out, inp = ctx.zeros(2048, dtype=torch.bfloat16), ctx.ones(2048, dtype=torch.bfloat16)
-    half_out, half_inp = out[:1024], inp[:1024]
+    """A repeated call with 4 KiB on each rank."""
+    gathers = state["call"] == GATHER
+    op, config = (GATHER, None) if gathers else ("all_reduce", Config(algorithm=state["call"]))
+    shape = (ctx.num_ranks, 2048) if gathers else (2048,)
+    out, inp = ctx.zeros(shape, dtype=torch.bfloat16), ctx.ones(2048, dtype=torch.bfloat16)
+    half_out, half_inp = ctx.zeros(*shape[:-1], 1024, dtype=torch.bfloat16), inp[:1024]
+    run = getattr(ctx.ccl, op)
 
-    def all_reduce() -> None:
-        ctx.ccl.all_reduce(out, inp, config=config)
+    def call() -> None:
+        run(out, inp, config=config)
 
     def is_right() -> bool:
-        return bool((out == ctx.num_ranks).all())
+        return bool((out == (1 if gathers else ctx.num_ranks)).all())
 
     def spoil() -> None:
         out.fill_(-1)
 
-    python_only = without_launch(ctx, ctx.ccl._bound, lambda: ctx.ccl.all_reduce(half_out, half_inp, config=config))
+    python_only = without_launch(ctx, ctx.ccl._bound, lambda: run(half_out, half_inp, config=config))
     state.set_timer("reported")
     state.provider("iris, to the launcher", repeated(python_only, on_gpu=False), check=None)
     state.target("iris, to the launcher", "time_us", at_most=PYTHON_TARGET_US)
-    bound_only = ctx.ccl.bind("all_reduce", half_out, half_inp, config=config)
+    bound_only = ctx.ccl.bind(op, half_out, half_inp, config=config)
     bound_only._bound = list(ctx.ccl._bound.values())[-1]  # which does not launch
     state.provider("iris bound, to the launcher", repeated(bound_only, on_gpu=False), check=None)
     if not state.on_gpu:
         return
-    all_reduce()
-    state.provider("iris", repeated(all_reduce, on_gpu=True), check=is_right, prepare=spoil)
+    call()
+    state.provider("iris", repeated(call, on_gpu=True), check=is_right, prepare=spoil)
     state.target("iris", "time_us", at_most=TARGET_US)
-    bound = ctx.ccl.bind("all_reduce", out, inp, config=config)
+    bound = ctx.ccl.bind(op, out, inp, config=config)
     bound()
     state.provider("iris bound", repeated(bound, on_gpu=True), check=is_right, prepare=spoil)
     state.provider("iris device_barrier", repeated(ctx.device_barrier, on_gpu=True), check=None)

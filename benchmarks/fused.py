@@ -246,7 +246,7 @@ def declare(state: State, ctx: Iris, op: str) -> None:
         state.skip("needs two ranks or more")
     n, k = map(int, state["weight"].split("x"))
     part = part_of(ctx, state["group"])
-    if n % part.size or state["m"] % part.size:
+    if n % part.size or (op != "matmul_all_reduce" and state["m"] % part.size):
         state.skip(f"{part.size} ranks cannot divide it")
     state.enter(ctx.scope())
     kind = state["scales"]
