@@ -27,18 +27,6 @@ def a_state(on_gpu=False):
     return state
 
 
-def test_points():
-    """The product of the axes, of which the upper one changes slowest; values may depend on the run, or be replaced."""
-    two = bench.axis("nbytes", (1, 2))(bench.axis("sem", ["relaxed", "release"])(named("two")))
-    points = registry.Benchmark("two", two).points(bench.RunOptions())
-    assert [tuple(each.values()) for each in points] == [(1, "relaxed"), (1, "release"), (2, "relaxed"), (2, "release")]
-    assert list(points[0]) == ["nbytes", "sem"]
-    ranks = registry.Benchmark("ranks", bench.axis("r", lambda options: range(options.num_ranks))(named("ranks")))
-    assert ranks.points(bench.RunOptions(num_ranks=3)) == [{"r": 0}, {"r": 1}, {"r": 2}]
-    assert ranks.points(bench.RunOptions(num_ranks=3, axes={"r": [7]})) == [{"r": 7}]
-    assert ranks.points(bench.RunOptions(num_ranks=3, skip={"r": [0, 2, 9]})) == [{"r": 1}]
-
-
 @table(("text", "values"), [
     ("n=1,2.5,name", [1, 2.5, "name"]), ("n=pow2:4:16", [4, 8, 16]), ("n=pow2:1:1", [1]), ("n=lin:1:9:4", [1, 5, 9]),
     ("n=lin:1:3:4", [1]), ("n=lin:-2:0:2", [-2, 0]), ("n=7", [7]),

@@ -69,7 +69,7 @@ def load_from_torchs_symmetric_memory():
 def operators_of_torch(device):
     """They work with a script's context, and have torch's layouts: all_to_all exchanges rows."""
     with environment(IRIS_DEVICE=device):
-        ctx = ported_context.iris(1 << 22)
+        ctx = ported_context.Iris(1 << 22)
     rank, size = ctx.get_rank(), ctx.get_num_ranks()
     x = torch.arange(size * 4.0, device=ctx.device).view(size, 4) + 100 * rank
     found = torch.ops.iris.all_to_all(x, name_of(ctx))

@@ -27,20 +27,6 @@ def descriptors():
     return sorted(os.listdir("/proc/self/fd"))
 
 
-def test_who_and_where(ctx):
-    assert (ctx.cur_rank, ctx.num_ranks, ctx.get_rank(), ctx.get_num_ranks()) == (0, 1, 0, 1)
-    assert (ctx.device, ctx.get_device(), ctx.gpu_id, ctx.get_device_id()) == ("cpu", "cpu", 0, 0)
-    assert ctx.get_cu_count() == len(os.sched_getaffinity(0))
-    assert ctx.heap_size == ctx.heap.usable_nbytes == 4 << 20
-    assert ctx.plugin_names == {"allocator": "host", "backend": "triton"}
-    assert "host" in ctx.explain()
-    assert repr(ctx) == "<Iris rank 0 of 1 on cpu, backend 'triton', allocator 'host', heap of 4194304 bytes>"
-    context = ctx.get_device_context()  # begins as in AMD's Iris
-    assert (context.dtype, context[:2].tolist()) == (torch.int64, [0, 1])
-    assert context[2].item() == ctx.get_heap_bases()[0].item() == ctx.heap_bases[0].item()
-    assert ctx.get_device_context() is context
-
-
 def test_sizes(monkeypatch):
     monkeypatch.setenv("IRIS_HEAP_SIZE", "3MiB")
     for size, nbytes in ((1 << 20, 1 << 20), ("1MiB", 1 << 20), ("1MB", 1_003_520), (None, 3 << 20)):
@@ -74,7 +60,6 @@ def test_close_is_idempotent_and_final():
     ctx.close()
     ctx.close()
     assert t.sum() == 3
-    assert repr(ctx) == "<Iris, closed>"
     for use, *given in (
         (ctx.barrier,), (ctx.get_device_context,), (ctx.get_heap_bases,), (ctx.stats,), (ctx.scope,), (ctx.__enter__,),
         (ctx.zeros, 1), (ctx.broadcast, 1), (ctx.is_symmetric, t), (ctx.free, t), (heap.allocate, 1, torch.int8),

@@ -49,15 +49,6 @@ def test_a_closed_pipe_is_no_traceback():
     assert "Traceback" not in done.stderr
 
 
-def test_plugins_lists_the_installed_ones(capsys, clean_environment):
-    status, out, _ = run(capsys, "plugins")
-    assert status == 0
-    rows = {tuple(line.split()[:6]) for line in out.splitlines()}
-    assert ("KIND", "NAME", "DISTRIBUTION", "VERSION", "API", "STATE") in rows
-    for kind, name, distribution in (("allocator", "host", "allocators"), ("backend", "gluon", "gluon")):
-        assert (kind, name, f"iris-{distribution}", __version__, "1.0", "loaded") in rows
-
-
 def test_plugins_shows_every_state_and_fails_only_for_broken(capsys, site, monkeypatch):
     site.provider("absent", probe="return Availability.no('no driver')")
     site.provider("future", info="devices=frozenset({DeviceType.CPU}), api=(99, 0)")
@@ -72,7 +63,9 @@ def test_plugins_shows_every_state_and_fails_only_for_broken(capsys, site, monke
         ("twice", "two"): ("conflicting", ""), ("odd", "odd"): ("unavailable", 'say "[no]"\n\tnow'),
         ("host", "allocators"): ("loaded", ""),
     }  # fmt: skip
-    fields = {"kind", "name", "distribution", "version", "summary", "entry_point", "api", "state", "reason"}
+    rows = {tuple(line.split()[:6]) for line in run(capsys, "plugins")[1].splitlines()}
+    assert ("KIND", "NAME", "DISTRIBUTION", "VERSION", "API", "STATE") in rows
+    assert ("allocator", "host", "iris-allocators", __version__, "1.0", "loaded") in rows
     for broken in (False, True):
         if broken:
             site.provider("bad", source="raise RuntimeError('boom')")
@@ -83,9 +76,7 @@ def test_plugins_shows_every_state_and_fails_only_for_broken(capsys, site, monke
         assert status == broken
         for (name, distribution), (state, reason) in expected.items():
             row = found["allocator", name, f"iris-{distribution}"]
-            assert set(row) == fields
-            assert row["state"] == state
-            assert reason in row["reason"]
+            assert (row["state"], reason in row["reason"]) == (state, True)
 
 
 def test_config(capsys, clean_environment, monkeypatch):
@@ -96,22 +87,17 @@ def test_config(capsys, clean_environment, monkeypatch):
     assert status == 0
     rows = [line.split() for line in out.splitlines()]
     assert ["IRIS_HEAP_SIZE", "2.0", "MiB", "environment"] in [row[:4] for row in rows]
-    assert ["IRIS_TRITON__BOUNDS_CHECK", "False", "environment"] in [row[:3] for row in rows]
-    assert ["IRIS_HOST__HUGE_PAGES", "False", "default"] in [row[:3] for row in rows]
     status, out, _ = run(capsys, "config", "--json")
     document = json.loads(out)
-    assert status == 0
     values = {row["variable"]: (row["value"], row["source"], row["plugin"]) for row in document["settings"]}
     assert values["IRIS_HEAP_SIZE"] == (2 << 20, "environment", "")
     assert values["IRIS_TRITON__BOUNDS_CHECK"] == (False, "environment", "triton")
     assert values["IRIS_BLOCK"] == ([], "default", "")
-    status, out, err = run(capsys, "config", "heap_size")
     (warning,) = document["warnings"]
     assert "did you mean IRIS_HEAP_SIZE?" in warning
-    assert err == f"iris: {warning}\n"
-    assert (status, out.splitlines()[0]) == (0, "IRIS_HEAP_SIZE")
-    assert run(capsys, "config", "IRIS_HEAP_SIZE") == (0, out, err)
-    assert len(json.loads(run(capsys, "config", "--json", "heap_size")[1])["settings"]) == 1
+    status, out, err = run(capsys, "config", "heap_size")
+    assert (status, out.splitlines()[0], err) == (0, "IRIS_HEAP_SIZE", f"iris: {warning}\n")
+    assert len(json.loads(run(capsys, "config", "--json", "IRIS_HEAP_SIZE")[1])["settings"]) == 1
 
 
 @table(("text", "status", "words"), [
