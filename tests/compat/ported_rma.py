@@ -6,7 +6,6 @@ Only the line `import iris_triton.as_iris` is ours.  Every script raises if some
 import random
 import time
 
-import pytest
 import torch
 import triton
 import triton.language as tl
@@ -160,11 +159,6 @@ def peers_memory(allocator="torch"):
         shmem.as_remote(x[:2], partner).copy_(values[rank][2:])
         shmem.barrier()
         assert torch.equal(x[:2].cpu().float(), values[(rank - world // 2) % world][2:].float()), dtype
-    with pytest.raises(ValueError, match="symmetric heap"):
-        shmem.as_remote(torch.zeros(4, device=shmem.device), partner)
-    for wrong in (world, -1):
-        with pytest.raises(ValueError, match="out of range"):
-            shmem.as_remote(x, wrong)
 
     x, peers = shmem.allocate_symmetric(2 * BLOCK, dtype=torch.int32)
     found = torch.zeros(BLOCK, dtype=torch.int32, device=shmem.device)

@@ -193,6 +193,7 @@ def test_configs_are_checked_and_can_be_changed(field, value):
 
 
 ANSWERS = {
+    "(ctx.heap_size, ctx.gpu_id, ctx.get_device_id())": (1 << 20, 0, 0),
     "(ctx.comm, ctx.copy_engines_device_ctx, ctx.get_copy_engine_ctx())": (None, None, None),
     "(str(ctx.get_device()) == ctx.device, ctx.get_device().type)": (True, "cpu"),
     "[make(*()).shape for make in (ctx.zeros, ctx.ones, ctx.empty, ctx.rand, ctx.randn)]": [()] * 5,
