@@ -21,7 +21,6 @@ def _part(rank, shape=(M, N)):
 
 
 def all_reduce(dtypes=(torch.float32, torch.bfloat16)):
-    """All variants, with and without preamble, twice, with a config that is changed in between."""
     shmem = iris.iris(1 << 24)
     rank, world = shmem.get_rank(), shmem.get_num_ranks()
     config = Config(block_size_m=32, block_size_n=64, comm_sms=8, num_xcds=1, swizzle_size=2)
@@ -87,7 +86,6 @@ def gathers_and_scatters():
 
 
 def groups():
-    """A collective of a part of the ranks; the others go on."""
     shmem = iris.iris(1 << 22)
     rank, world = shmem.get_rank(), shmem.get_num_ranks()
     evens = list(range(0, world, 2))

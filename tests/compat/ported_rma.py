@@ -39,7 +39,6 @@ def exchange(
 
 
 def accesses(dtypes=(torch.int8, torch.int64, torch.float16, torch.bfloat16, torch.float32)):
-    """Get, put, copy and atomics against what the partner must have given."""
     shmem = iris.Iris(1 << 20)
     rank, world = shmem.cur_rank, shmem.num_ranks
     partner = (rank + world // 2) % world
@@ -64,7 +63,6 @@ def accesses(dtypes=(torch.int8, torch.int64, torch.float16, torch.bfloat16, tor
 
 
 def context_tensor():
-    """The words that tests of AMD's Iris look at, and addresses."""
     shmem = iris.iris(heap_size=1 << 20)
     words = shmem.get_device_context()
     world = shmem.get_num_ranks()
@@ -132,7 +130,6 @@ def allocations(turns=15, latest_s=0.0):
 
 @triton.jit
 def load_and_add(x, found, rank: tl.constexpr, partner: tl.constexpr, peers, BLOCK: tl.constexpr):
-    """Load from the partner, and add to it, where the table says that it has its memory."""
     offsets = tl.arange(0, BLOCK)
     tl.store(found + offsets, iris.load(x + offsets, rank, partner, peers))
     iris.atomic_add(x + BLOCK + offsets, rank + 1, rank, partner, peers)

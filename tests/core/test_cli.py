@@ -189,7 +189,6 @@ def test_a_wrong_result_exits_with_1(monkeypatch, capsys, error, ok, status, as_
     ("1+1", [], "between-nodes", 2),
 ])  # fmt: skip
 def test_a_real_run(capsys, monkeypatch, fork_ranks, nodes, options, name, ranks):
-    """Programs run in each node, collectives between all."""
     fork_ranks(monkeypatch)
     monkeypatch.setenv("IRIS_NODES", nodes)
     assert main(["demo", "--device", "cpu", "--only", name, "--json", *options]) == 0

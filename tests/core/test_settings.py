@@ -137,7 +137,6 @@ def test_wrong_plugin_variables(monkeypatch, variable, text, complaint):
     ("IRIS_TRITON_BOUNDS_CHECK", "triton", "settings of that plugin begin with IRIS_TRITON__"),
 ])  # fmt: skip
 def test_unknown_variables_are_told_with_the_nearest_name(monkeypatch, recwarn, variable, installed, words):
-    """By one rank on each host."""
     recwarn.clear()
     monkeypatch.setenv(variable, "1")
     monkeypatch.delenv("LOCAL_RANK", raising=False)

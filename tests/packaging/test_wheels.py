@@ -98,7 +98,6 @@ def test_the_wheels_have_every_file_and_nothing_else(wheels):
 
 
 def test_every_package_comes_from_a_wheel_and_finds_what_it_requires(installed):
-    """That they require what they import, test_imports looks at."""
     program = "import importlib as i, sys; print(sys.path); [print(i.import_module(n).__file__) for n in sys.argv[1:]]"
     path, *files = installed.output("python", "-c", program, *FOLDERS, PACKAGE).splitlines()
     assert len(files) == len(FOLDERS) + 1

@@ -79,7 +79,6 @@ def _check(events, ctx, x, y, word):
 
 
 def every_operation(device):
-    """Numbers of the events of every operation."""
     with Iris("4MiB", device=device, backend="triton") as ctx:
         x, y = ctx.ones(16, dtype=torch.int32), ctx.zeros(16, dtype=torch.int32)
         flags = ctx.zeros(64, dtype=torch.int32)
@@ -92,7 +91,6 @@ def every_operation(device):
 
 
 def export(device, folder):
-    """Write the files; returns what `export` has returned."""
     with Iris("4MiB", device=device, backend="triton") as ctx:
         off = ctx.tracing.export(pathlib.Path(folder) / "off.json")
         ctx.tracing.enable(9)
