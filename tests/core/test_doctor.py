@@ -44,7 +44,6 @@ def test_the_whole_report_on_a_healthy_machine(capsys, clean_environment, forked
     assert status == 0, [text for verdict, text in found.values() if verdict == "broken"]
     assert list(document) == ["ok", "findings", "versions", "gpus", "pairs", "self_tests"]
     assert found["torch"][1].startswith(torch.__version__)
-    assert document["versions"]["torch"] == torch.__version__
     assert {"iris-core", "iris-allocators", "iris-triton", "torch"} <= set(document["versions"]["distributions"])
     assert "pytest" not in document["versions"]["distributions"]
     assert found["triton"][0] == ("ok" if _compat.version() in _compat.TESTED else "note")
@@ -57,9 +56,10 @@ def test_the_whole_report_on_a_healthy_machine(capsys, clean_environment, forked
         test = next(each for each in document["self_tests"] if each["allocator"] == "host")
         chosen = [test[key] for key in ("backend", "allocator", "device", "state", "problems")]
         assert chosen == ["triton", "host", "cpu", "passed", []]
-        assert {(each["rank"], each["peer"]) for each in test["checks"]} >= {(0, 1), (1, 0)}
-        assert {each["op"] for each in test["checks"]} == {"write", "read", "atomic_add", "signal"}
-        assert found["self-test triton on host"][0] == "ok"
+        assert {(each["rank"], each["peer"], each["op"]) for each in test["checks"]} >= {
+            (1, 0, "read"),
+            (0, 1, "signal"),
+        }
 
 
 def diagnosing(name, body):

@@ -37,8 +37,6 @@ def test_every_setting_is_in_a_table():
 
 
 # -- names, files and links -------------------------------------------------------------------------------------------
-sys.path.insert(0, str(ROOT / "docs"))
-
 PAGES = {
     str(path.relative_to(ROOT)): path.read_text()
     for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
