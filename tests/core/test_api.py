@@ -27,16 +27,6 @@ def descriptors():
     return sorted(os.listdir("/proc/self/fd"))
 
 
-def test_sizes(monkeypatch):
-    monkeypatch.setenv("IRIS_HEAP_SIZE", "3MiB")
-    for size, nbytes in ((1 << 20, 1 << 20), ("1MiB", 1 << 20), ("1MB", 1_003_520), (None, 3 << 20)):
-        with opened(size) as ctx:
-            assert ctx.heap_size == nbytes
-    for size in (0, -1, 100, "1KiB", True, "many", "1XB", 1.5):
-        with pytest.raises(errors.SettingsError, match="heap_size"):
-            opened(size)
-
-
 def test_a_failed_open_leaves_nothing():
     before = descriptors()
     for bad, error, words in (

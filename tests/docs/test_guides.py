@@ -2,10 +2,9 @@
 
 import re
 
-import pytest
 from tables import table
 
-from iris_core import Iris, cli, errors
+from iris_core import Iris, cli
 from iris_core.ccl.api import Collectives
 from iris_core.heap.heap import SymmetricHeap
 from iris_core.ops.api import Operations
@@ -34,18 +33,6 @@ def test_the_tutorial_shows_the_examples(run_program, tmp_path):
     (snippet,) = fenced(text, r"(?i:not writing it yourself)\n\n")
     (tmp_path / "snippet.py").write_text(snippet)
     run_program(tmp_path / "snippet.py")
-
-
-def test_the_mistake_of_the_tutorial_is_found(run_program, tmp_path):
-    example = (DOCS.parent / "examples" / "02_store.py").read_text()
-    assert "`inbox + i + 1000`" in (DOCS / "tutorial.md").read_text()
-    mistaken = tmp_path / "mistaken.py"
-    assert "iris_core.run(main, 4)" in example  # two are enough to see it
-    text = example.replace("iris_core.run(main, 4)", "iris_core.run(main, 2)")
-    mistaken.write_text(text.replace("ctx.store(inbox + i,", "ctx.store(inbox + i + 1000,"))
-    words = r"OutOfBoundsError: kernel 'send', program \(\d, 0, 0\), lane \d+: store"
-    with pytest.raises(errors.IrisError, match=words):
-        run_program(mistaken)
 
 
 # -- the pages on writing plugins ------------------------------------------------------------------------------------

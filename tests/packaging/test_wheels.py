@@ -113,8 +113,6 @@ def test_plugins_and_their_settings_are_listed(installed):
     names = {(group, name) for group, points in declared.items() for name in points}
     assert {(f"iris.{kind}s", name) for kind, name in ours} == names
     assert {each["state"] for each in ours.values()} == {"loaded"}
-    assert not any(each["state"] in ("broken", "conflicting", "incompatible") for each in listed)
-    assert {"host", "torch", "vmem", "triton", "gluon"} <= {each["name"] for each in listed}
     rows = json.loads(installed.output("iris", "config", "--json"))["settings"]
     shown = {row["variable"] for row in rows}
     assert {"IRIS_EXAMPLE__DIRECTORY", "IRIS_EXAMPLE_TWO_SHOT__MAX_NBYTES"} <= shown

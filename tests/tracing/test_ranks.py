@@ -158,7 +158,7 @@ def test_files(pool, tmp_path, num_ranks, device):
     results = pool.run(export, num_ranks, device, str(tmp_path))
     assert [off for off, _ in results] == [{}, {}]
     merged, own = (metadata for _, metadata in results)
-    assert (merged["total_events"], merged["dropped_events"]) == (18, 2)
+    assert (merged["schema_version"], merged["total_events"], merged["dropped_events"]) == ("1.2", 18, 2)
     assert (own["num_events"], own["dropped_events"]) == (9, 1)
     assert sorted(each.name for each in tmp_path.iterdir()) == ["trace.json", "trace_rank0.json", "trace_rank1.json"]
     parts = [json.loads((tmp_path / f"trace_rank{rank}.json").read_text()) for rank in (0, 1)]
