@@ -6,7 +6,7 @@ from tables import table
 from iris_core import bench
 from iris_core.bench import registry
 from iris_core.bench.registry import parse_axis
-from iris_core.bench.state import SkipPoint, State
+from iris_core.bench.state import State
 from iris_core.errors import BenchmarkError
 
 
@@ -92,7 +92,3 @@ def test_a_state():
         each.check()
     timers = [[each.timer for each in one.providers.values()] for one in (state, on_gpu)]
     assert timers == [["cpu", "reported"], ["events", "graph"]]
-    with pytest.raises(TypeError, match="check"):  # it has to be decided on
-        state.provider("c", nothing)
-    with pytest.raises(SkipPoint, match="no reason"):
-        state.skip("no reason")

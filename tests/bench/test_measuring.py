@@ -1,6 +1,5 @@
 """Measuring in a world of one and in pretended worlds: order, verification, numbers."""
 
-import contextlib
 import itertools
 from unittest.mock import Mock
 
@@ -108,23 +107,3 @@ def test_reported_times_are_taken_as_they_are(measure):
     assert quick.ratio_to_best_peer is None  # it is the only peer
     assert [each.reached for each in slow.targets] == [False, True]
     assert slow.counters == {"fixed": 3, "next": 3e-3}
-
-
-def test_what_was_entered_is_left_after_measuring_and_after_an_error(measure):
-    log = []
-
-    class Closes:
-        def close(self):
-            log.append("close")
-
-    def holds(state, ctx):
-        state.resources.enter_context(contextlib.closing(Closes()))
-        if "declare" in log:
-            state.provider("a", lambda: log.append("call"), check=None)
-
-    with pytest.raises(BenchmarkError, match="declared no provider"):
-        measure(holds)
-    assert log == ["close"]
-    log[:] = ["declare"]
-    measure(holds)
-    assert (log.count("close"), log[-1]) == (1, "close")

@@ -1,7 +1,4 @@
-"""Scripts in the manner of AMD's Iris: ctx.ccl with Config, ctx.ops and iris.ops.
-
-Only the line `import iris_triton.as_iris` is ours.  Every script raises if something is wrong.
-"""
+"""Scripts in the manner of AMD's Iris: ctx.ccl with Config, ctx.ops and iris.ops."""
 
 import pytest
 import torch

@@ -1,7 +1,4 @@
-"""Scripts in the manner of AMD's Iris, in Gluon: the context's class is a constexpr argument.
-
-Only the line `import iris_triton.as_iris` is ours.  Every script raises if something is wrong.
-"""
+"""Scripts in the manner of AMD's Iris, in Gluon: the context's class is a constexpr argument."""
 
 import torch
 from triton.experimental import gluon

@@ -1,7 +1,4 @@
-"""Scripts in the manner of AMD's Iris: accesses, atomics, context tensor, allocations, peers' memory.
-
-Only the line `import iris_triton.as_iris` is ours.  Every script raises if something is wrong.
-"""
+"""Scripts in the manner of AMD's Iris: accesses, atomics, context tensor, allocations, peers' memory."""
 
 import random
 import time

@@ -186,7 +186,8 @@ ANSWERS = {
     "(ctx.comm, ctx.copy_engines_device_ctx, ctx.get_copy_engine_ctx())": (None, None, None),
     "(str(ctx.get_device()) == ctx.device, ctx.get_device().type)": (True, "cpu"),
     "[make(*()).shape for make in (ctx.zeros, ctx.ones, ctx.empty, ctx.rand, ctx.randn)]": [()] * 5,
-    "ctx.broadcast('text', source_rank=0)": "text", "len(ctx.get_device_context()) >= 2 + 1 + 17": True,
+    "ctx.zeros(size=(2,)).shape": (2,), "ctx.broadcast('text', source_rank=0)": "text",
+    "len(ctx.get_device_context()) >= 2 + 1 + 17": True,
     "[ported_context.allocator_for(name, on_cpu=False) for name in ('torch', 'vmem_chunked', 'ours')]":
         ["torch", "vmem", "ours"],
     "iris.CUDAArrayInterface(4096, 24, torch.float32, 'cuda', (2, 3)).__cuda_array_interface__['shape']": (2, 3),

@@ -1,4 +1,4 @@
-"""Whole scripts in the manner of AMD's Iris, with nothing changed but their import lines."""
+"""Whole scripts in the manner of AMD's Iris, of which only the line `import iris_triton.as_iris` is ours."""
 
 import importlib
 import json

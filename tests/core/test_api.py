@@ -1,7 +1,6 @@
 """The host API on a world of one."""
 
 import gc
-import os
 import re
 import weakref
 from unittest.mock import Mock
@@ -11,6 +10,7 @@ import torch
 
 from iris_core import Iris, errors
 from iris_core.device.context_words import STATUS_WAIT_TIMEOUT, Status, stamp
+from iris_core.testing.conformance.oracle import open_descriptors
 
 
 @pytest.fixture
@@ -23,12 +23,8 @@ def opened(size="1MiB", **options):
     return Iris(size, **{"device": "cpu", **options})
 
 
-def descriptors():
-    return sorted(os.listdir("/proc/self/fd"))
-
-
 def test_a_failed_open_leaves_nothing():
-    before = descriptors()
+    before = open_descriptors()
     for bad, error, words in (
         ({"allocator": "hots"}, errors.PluginNotFoundError, "host"),
         ({"backend": "tritn"}, errors.PluginNotFoundError, "triton"),
@@ -39,12 +35,12 @@ def test_a_failed_open_leaves_nothing():
     ):  # fmt: skip
         with pytest.raises(error, match=words):
             opened(**bad)
-    assert descriptors() == before
+    assert open_descriptors() == before
 
 
 def test_close_is_idempotent_and_final():
     gc.collect()  # what other tests have left must not go meanwhile
-    before = descriptors()
+    before = open_descriptors()
     ctx = opened()
     t, heap = ctx.ones(3), ctx.heap
     ctx.close()
@@ -60,7 +56,7 @@ def test_close_is_idempotent_and_final():
             use(*given)
     del t, use, given, heap  # the last tensor takes the memory with it
     gc.collect()
-    assert descriptors() == before
+    assert open_descriptors() == before
 
 
 def test_what_is_no_tensor_is_refused(ctx):
@@ -72,7 +68,7 @@ def test_what_is_no_tensor_is_refused(ctx):
 
 
 def test_a_forgotten_context_gives_everything_back():
-    before = descriptors()
+    before = open_descriptors()
     ctx = opened()
     x = ctx.zeros(4)
     ctx.ccl.all_reduce(x, x, async_op=True).wait()
@@ -80,7 +76,7 @@ def test_a_forgotten_context_gives_everything_back():
     del ctx, x
     gc.collect()
     assert alive() is None
-    assert descriptors() == before
+    assert open_descriptors() == before
 
 
 def test_symmetry_of_tensors_and_many_contexts_at_once(ctx):

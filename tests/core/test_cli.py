@@ -170,18 +170,15 @@ ROW = {
 
 
 @table(("error", "ok", "status"), [(1e-6, True, 0), (0.5, False, 1), (math.nan, False, 1)])
-@table("as_json", [False, True])
-def test_a_wrong_result_exits_with_1(monkeypatch, capsys, error, ok, status, as_json):
+def test_a_wrong_result_exits_with_1(monkeypatch, capsys, error, ok, status):
     row = ROW | {"time_s": 3.0, "error": error, "ok": ok}
     monkeypatch.setattr(iris_core, "run", lambda *args: [(each, "chosen") for each in ([ROW], [row], [ROW])])
-    assert main(["demo", "--ranks", "2", "--device", "cpu", *(["--json"] if as_json else [])]) == status
-    out = capsys.readouterr().out
-    if as_json:
-        (shown,) = json.loads(out)["rows"]
-        assert (shown["time_s"], shown["ok"]) == (3.0, ok)  # the worst rank counts
-        assert shown["error"] == (None if math.isnan(error) else max(error, ROW["error"]))
-    else:
-        assert ("WRONG" in out) is not ok
+    found, out, _ = run(capsys, "demo", "--ranks", "2", "--device", "cpu")
+    assert (found, "WRONG" in out) == (status, not ok)
+    found, out, _ = run(capsys, "demo", "--ranks", "2", "--device", "cpu", "--json")
+    (shown,) = json.loads(out)["rows"]
+    assert (found, shown["time_s"], shown["ok"]) == (status, 3.0, ok)  # the worst rank counts
+    assert shown["error"] == (None if math.isnan(error) else max(error, ROW["error"]))
 
 
 @table(("nodes", "options", "name", "ranks"), [

@@ -20,20 +20,6 @@ COPIES, IMPORTS = (), (Capability.IMPORT_TENSOR, Capability.DECOMMIT)
 GIVES_BACK = [(Capability.DECOMMIT,), (Capability.DECOMMIT, Capability.GROWTH)]
 
 
-def test_growth_that_fails_on_one_rank_fails_on_all_where_nothing_can_be_given_back():
-    full = errors.HeapExhaustedError("rank 2: full", requested_bytes=8192, free_bytes=10, largest_free_bytes=9)
-    with Cluster(3, 1 << 16, Capability.GROWTH) as c:
-        _kept = c.allocate(4096)
-        c.allocators[2].fail["commit"] = full
-        raised = c.attempt(lambda heap: heap.allocate(8192, U8))
-        assert {(type(e), e.requested_bytes, e.free_bytes, e.largest_free_bytes) for e in raised} == {
-            (errors.HeapExhaustedError, 8192, 10, 9)
-        }
-        c.allocators[2].fail.clear()
-        assert c.offsets(c.allocate(10)) == [4096] * 3
-        c.barrier()
-
-
 @table(("call", "kind"), [
     (lambda heap: heap.barrier_agreement(), errors.DeviceError),
     (lambda heap: heap.allocate(1 << 16, U8), errors.DeviceError),

@@ -35,7 +35,6 @@ def test_the_tutorial_shows_the_examples(run_program, tmp_path):
     run_program(tmp_path / "snippet.py")
 
 
-# -- the pages on writing plugins ------------------------------------------------------------------------------------
 OF_PLUGINS = ("write_an_allocator", "write_a_backend", "write_a_collective")
 TEXT_OF_PLUGINS = {name: (ROOT / "docs" / f"{name}.md").read_text() for name in OF_PLUGINS}
 
@@ -48,7 +47,6 @@ def test_code_blocks_are_the_files(page):
         assert there == file, f"{marker}: write the pages again with python tests/docs/excerpts.py docs/{page}.md"
 
 
-# -- the README -------------------------------------------------------------------------------------------------------
 README = (ROOT / "README.md").read_text()
 
 

@@ -36,7 +36,6 @@ def test_every_setting_is_in_a_table():
         assert all(each for row in rows for each in row), "every setting has a type, a default and a description"
 
 
-# -- names, files and links -------------------------------------------------------------------------------------------
 PAGES = {
     str(path.relative_to(ROOT)): path.read_text()
     for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

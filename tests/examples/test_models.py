@@ -65,7 +65,6 @@ def test_calls_in_a_row_on_gpus(pool, name, num_ranks, calls, again):
     assert all(pool.run(jobs_models.in_a_row, num_ranks, path, calls, "cuda", again, timeout_s=600.0))
 
 
-# -- training ---------------------------------------------------------------------------------------------------------
 TRAINED = {
     "50_ddp.py": "DDP",
     "51_fsdp2.py": "FSDP2",

@@ -134,7 +134,6 @@ def mistakes(device, folder):
     assert wrong + unlike(("HeapClosedError: ", tracing.enable)) == []
 
 
-# -- tests -------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("num_ranks", rank_counts(2, seldom=[1]))
 @pytest.mark.parametrize("language", ["triton", "gluon"])
 def test_events(pool, num_ranks, language, device):
@@ -193,7 +192,6 @@ def test_what_is_wrong_on_one_rank_all_know(pool, tmp_path, num_ranks, device):
     pool.run(mistakes, num_ranks, device, str(tmp_path))
 
 
-# -- without a GPU: what is compiled ----------------------------------------------------------------------------------
 WORDS = (torch.int32, torch.int32, torch.int32, torch.int64, 1, 8)
 TARGETS = ["sm_90", "gfx942", pytest.param("gfx950", marks=pytest.mark.exhaustive)]
 
