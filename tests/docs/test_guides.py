@@ -36,13 +36,13 @@ def test_the_tutorial_shows_the_examples(run_program, tmp_path):
 
 
 OF_PLUGINS = ("write_an_allocator", "write_a_backend", "write_a_collective")
-TEXT_OF_PLUGINS = {name: (ROOT / "docs" / f"{name}.md").read_text() for name in OF_PLUGINS}
 
 
 @table("page", OF_PLUGINS)
 def test_code_blocks_are_the_files(page):
-    blocks = list(shown(TEXT_OF_PLUGINS[page]))
-    assert len(blocks) == len(re.findall(r"^```\w+$", TEXT_OF_PLUGINS[page], re.MULTILINE)), "every block has a marker"
+    text = (DOCS / f"{page}.md").read_text()
+    blocks = list(shown(text))
+    assert len(blocks) == len(re.findall(r"^```\w+$", text, re.MULTILINE)), "every block has a marker"
     for marker, there, file in blocks:
         assert there == file, f"{marker}: write the pages again with python tests/docs/excerpts.py docs/{page}.md"
 

@@ -21,26 +21,27 @@ from iris_triton.testing.compile_only import assembly, compile_for
 OF_RECORD = TraceEvent.COMPUTE, TraceEvent.LOAD, TraceEvent.STORE, TraceEvent.ATOMIC_ADD
 
 
-def _launch(ctx, tracing=True, programs=2):
-    x, y = ctx.ones(programs * 32, dtype=torch.int32), ctx.zeros(programs * 32, dtype=torch.int32)
+def _prepared(ctx):
+    """A function that launches two programs, and the tensors that they use."""
+    x, y = ctx.ones(64, dtype=torch.int32), ctx.zeros(64, dtype=torch.int32)
     word = ctx.zeros(1, dtype=torch.int32)
     ctx.barrier()
-    return lambda: _run(ctx, tracing, programs, x, y, word), (x, y, word)
 
+    def launch(tracing=True):
+        context = ctx.get_device_context()
+        record[(2,)](x, y, word, context, ctx.cur_rank, ctx.num_ranks, tracing, 32, num_warps=1)
+        ctx.barrier()
 
-def _run(ctx, tracing, programs, x, y, word):
-    context = ctx.get_device_context()
-    record[(programs,)](x, y, word, context, ctx.cur_rank, ctx.num_ranks, tracing, 32, num_warps=1)
-    ctx.barrier()
+    return launch, (x, y, word)
 
 
 def events(device):
     with Iris("4MiB", device=device) as ctx:
-        launch, (x, y, word) = _launch(ctx)
+        launch, (x, y, word) = _prepared(ctx)
         launch()
         ctx.tracing.enable(100)
         assert len(ctx.tracing.events()) == 0
-        _run(ctx, False, 2, x, y, word)
+        launch(tracing=False)
         assert len(ctx.tracing.events()) == 0
         launch()
         _check(ctx.tracing.events(), ctx, x, y, word)
@@ -95,7 +96,7 @@ def export(device, folder):
         off = ctx.tracing.export(pathlib.Path(folder) / "off.json")
         ctx.tracing.enable(9)
         ctx.tracing.name_event(MINE, "my own")
-        _launch(ctx)[0]()
+        _prepared(ctx)[0]()
         merged = ctx.tracing.export(pathlib.Path(folder) / "trace.json", merge=True)
         ctx.barrier()
         return off, merged
