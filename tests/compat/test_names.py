@@ -182,7 +182,8 @@ def test_configs_are_checked_and_can_be_changed(field, value):
 ANSWERS = {
     "{name: getattr(iris.TraceEvent(), name) for name in EVENTS} == EVENTS": True,
     "[int(iris.ccl.ReduceOp[name]) for name in ('SUM', 'PRODUCT', 'MIN', 'MAX', 'BAND', 'BOR', 'BXOR')]": [*range(7)],
-    "(ctx.heap_size, ctx.gpu_id, ctx.get_device_id())": (1 << 20, 0, 0),
+    "(ctx.heap_size, ctx.gpu_id, ctx.get_device_id(), ctx.get_cu_count() > 0)": (1 << 20, 0, 0, True),
+    "('host' in ctx.explain(), ctx.get_device_context() is ctx.get_device_context())": (True, True),
     "(ctx.comm, ctx.copy_engines_device_ctx, ctx.get_copy_engine_ctx())": (None, None, None),
     "(str(ctx.get_device()) == ctx.device, ctx.get_device().type)": (True, "cpu"),
     "[make(*()).shape for make in (ctx.zeros, ctx.ones, ctx.empty, ctx.rand, ctx.randn)]": [()] * 5,

