@@ -25,6 +25,7 @@ NAMES = {
     "iris.x": "Tile TileView TensorView AllReduceConfig make_tensor_view tile_layout tile_ptr offset_ptr"
     " compute_tile_indices compute_tile_offsets DeviceContext",
     "iris.gluon": "GluonDeviceTracing",
+    "iris.bench": "linear_range",
     "ctx.heap": "on_symmetric_heap refresh_peer_access close",
     "ctx.tracing": "reset",
     "iris.bench.State": "get set_flops set_warmup set_repeat",
