@@ -113,7 +113,7 @@ def declare(state: State, ctx: Iris, op: str, *, each: bool) -> None:
     if size < 2:
         state.skip("needs two ranks or more")
     sample = Sample.of_bytes(op, DTYPE, rank, size, nbytes)
-    state.enter(ctx.scope())
+    state.resources.enter_context(ctx.scope())
     out, inp = sample.tensors(ctx)
     assert out is not None
     assert inp is not None
@@ -186,7 +186,7 @@ def declare_peers(state: State, sample: Sample, out: torch.Tensor, inp: torch.Te
     if group is not None:
         return
     try:
-        window_out, window_inp = state.enter(window_tensors(out, inp))
+        window_out, window_inp = state.resources.enter_context(window_tensors(out, inp))
         window_inp.copy_(inp)
         call_windows = nccl_call(op, window_out, window_inp)
         kernels = kernels_of(call_windows)

@@ -92,7 +92,7 @@ def products(state: State, ctx: Iris) -> None:
     state.add_counter("on_heap", float(place := draw.random() < 0.5))
     for name, size in zip("mnk", (m, n, k), strict=True):
         state.add_counter(name, size)
-    state.enter(ctx.scope())
+    state.resources.enter_context(ctx.scope())
     problem = Problem(ctx, op, part_of(ctx, WORLD), m, n, k)
     if not place:
         problem.out, problem.a = torch.empty_like(problem.out), problem.a.clone()
@@ -124,7 +124,7 @@ def collectives(state: State, ctx: Iris) -> None:
     place = HEAP if draw.random() < 0.5 else ORDINARY
     state.add_counter("on_heap", float(place == HEAP))
     sample = Sample.of_bytes(op, DTYPE, ctx.cur_rank, ctx.num_ranks, nbytes)
-    state.enter(ctx.scope())
+    state.resources.enter_context(ctx.scope())
     out, inp = sample.tensors(ctx)
     assert out is not None
     assert inp is not None

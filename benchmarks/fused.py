@@ -248,7 +248,7 @@ def declare(state: State, ctx: Iris, op: str) -> None:
     part = part_of(ctx, state["group"])
     if n % part.size or (op != "matmul_all_reduce" and state["m"] % part.size):
         state.skip(f"{part.size} ranks cannot divide it")
-    state.enter(ctx.scope())
+    state.resources.enter_context(ctx.scope())
     kind = state["scales"]
     if kind != NONE and state.on_gpu and state["m"] not in ROWS_OF_SCALED:
         state.skip(f"products with scales are measured with {ROWS_OF_SCALED} rows")

@@ -63,7 +63,7 @@ def allocation(state: State, ctx: None) -> None:
 
     from iris_core import Iris
 
-    one = state.enter(Iris(heap_size="1GiB", device="cpu"))
+    one = state.resources.enter_context(Iris(heap_size="1GiB", device="cpu"))
     heap = one.heap
     blocks = [heap.allocate(1000, torch.float32) for _ in range(2000)]
     for block in blocks[::2]:  # a heap in use has holes

@@ -126,7 +126,7 @@ def experts(state: State, ctx: Iris) -> None:
     """Tokens to their experts, and back."""
     if ctx.num_ranks < 2:
         state.skip("needs two ranks or more")
-    state.enter(ctx.scope())
+    state.resources.enter_context(ctx.scope())
     sizes = (7168, 256, 8) if state.on_gpu else (256, 8, 2)
     each, goes_back = Tokens(ctx, state["tokens"], *sizes), state["what"] == "turn"
     nbytes = sum(each.sent_nbytes[: 1 + goes_back])
@@ -167,7 +167,7 @@ def ulysses(state: State, ctx: Iris) -> None:
     size, rank = ctx.num_ranks, ctx.cur_rank
     if size < 2:
         state.skip("needs two ranks or more")
-    state.enter(ctx.scope())
+    state.resources.enter_context(ctx.scope())
     heads, dim = (32, 128) if state.on_gpu else (2 * size, 16)
     length = state["tokens"] // size
     make = ctx.empty if state["place"] == "heap" else torch.empty
@@ -218,7 +218,7 @@ def flash_decode(state: State, ctx: Iris) -> None:
     """A new token of each sequence, and the keys of all ranks."""
     if ctx.num_ranks < 2:
         state.skip("needs two ranks or more")
-    state.enter(ctx.scope())
+    state.resources.enter_context(ctx.scope())
     batch, (heads, kv_heads, dim, length) = state["batch"], (32, 8, 128, 4096) if state.on_gpu else (4, 2, 16, 24)
     drawn = torch.Generator().manual_seed(2)
     q = torch.randn(batch, heads, dim, generator=drawn).to(ctx.device, BF16)

@@ -91,7 +91,7 @@ def all_reduce_rms_norm(state: State, ctx: Iris) -> None:
     """What stands between two layers under tensor parallelism."""
     if ctx.num_ranks < 2:
         state.skip("needs two ranks or more")
-    state.enter(ctx.scope())
+    state.resources.enter_context(ctx.scope())
     problem = Problem(ctx, state["rows"], HIDDEN if state.on_gpu else CPU_HIDDEN)
     state.set_bytes(problem.x.nbytes)
     run, behind = ctx.ops.all_reduce_rms_norm, torch.compile(norm, dynamic=False) if state.on_gpu else norm

@@ -67,7 +67,7 @@ def launch(state: State, ctx: Iris) -> None:
         FusedSample.of_layer(op, dim, torch.bfloat16, rank, size, (SHAPE[0] * times, *SHAPE[1:])) for times in (1, 2)
     )
     config, run = FusedConfig(algorithm=ALGORITHMS[op]), getattr(ctx.ops, op)
-    state.enter(ctx.scope())
+    state.resources.enter_context(ctx.scope())
     tensors, others = sample.tensors(ctx), other.tensors(ctx)
     want = sample.wanted(ctx.device)
     python_only = without_launch(ctx, ctx.ops._bound, lambda: run(*others, config=config, **other.options))

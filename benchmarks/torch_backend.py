@@ -135,7 +135,7 @@ def all_reduce(state: State, ctx: Iris) -> None:
     group = iris_group(ctx, state["place"])
     own, nccl = torch_backend.context_of(group), peer_name(state)
     sample = Sample.of_bytes("all_reduce", DTYPE, ctx.cur_rank, ctx.num_ranks, state["nbytes"])
-    state.enter(own.scope())
+    state.resources.enter_context(own.scope())
     ours, integers = sample.tensors(own)
     assert ours is not None
     assert integers is not None

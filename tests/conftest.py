@@ -20,7 +20,8 @@ ROOT = pathlib.Path(__file__).parents[1]
 # not in pyproject.toml: some suites below here run with settings of their own
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 os.environ.setdefault("IRIS_TUNE", "off")  # what is chosen must not depend on times; tests that measure say so
-pytest_plugins = ["gpu_tiers", "devices"]  # markers and options of `make gpu-test`; where ranks compute
+# markers and options of `make gpu-test`; where ranks compute; programs as a reader runs them
+pytest_plugins = ["gpu_tiers", "devices", "programs"]
 
 collect_ignore: list[pathlib.Path] = []  # pytest reads it
 if importlib.util.find_spec("hypothesis") is None:  # on GPU hosts without a package index

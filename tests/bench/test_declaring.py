@@ -6,7 +6,7 @@ from tables import table
 from iris_core import bench
 from iris_core.bench import registry
 from iris_core.bench.registry import parse_axis
-from iris_core.bench.state import SkipPoint, State
+from iris_core.bench.state import State
 from iris_core.errors import BenchmarkError
 
 
@@ -25,18 +25,6 @@ def a_state(on_gpu=False):
     state.provider("a", nothing, check=None)
     state.add_counter("n", 1)
     return state
-
-
-def test_points():
-    """The product of the axes, of which the upper one changes slowest; values may depend on the run, or be replaced."""
-    two = bench.axis("nbytes", (1, 2))(bench.axis("sem", ["relaxed", "release"])(named("two")))
-    points = registry.Benchmark("two", two).points(bench.RunOptions())
-    assert [tuple(each.values()) for each in points] == [(1, "relaxed"), (1, "release"), (2, "relaxed"), (2, "release")]
-    assert list(points[0]) == ["nbytes", "sem"]
-    ranks = registry.Benchmark("ranks", bench.axis("r", lambda options: range(options.num_ranks))(named("ranks")))
-    assert ranks.points(bench.RunOptions(num_ranks=3)) == [{"r": 0}, {"r": 1}, {"r": 2}]
-    assert ranks.points(bench.RunOptions(num_ranks=3, axes={"r": [7]})) == [{"r": 7}]
-    assert ranks.points(bench.RunOptions(num_ranks=3, skip={"r": [0, 2, 9]})) == [{"r": 1}]
 
 
 @table(("text", "values"), [
@@ -104,7 +92,3 @@ def test_a_state():
         each.check()
     timers = [[each.timer for each in one.providers.values()] for one in (state, on_gpu)]
     assert timers == [["cpu", "reported"], ["events", "graph"]]
-    with pytest.raises(TypeError, match="check"):  # it has to be decided on
-        state.provider("c", nothing)
-    with pytest.raises(SkipPoint, match="no reason"):
-        state.skip("no reason")

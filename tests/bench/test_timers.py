@@ -83,17 +83,13 @@ def bench(calls, **options):
     return do_bench(*(lambda word=word: calls.append(word) for word in ("fn", "barrier", "preamble")), **options)
 
 
-def test_order_of_calls(calls):
-    bench(calls, n_warmup=1, n_repeat=2)
-    assert calls == ["barrier", "preamble", "barrier", "fn"] * 4 + ["barrier"]
-
-
 @pytest.mark.parametrize(("options", "wanted"), [
-    ({}, 4.0), ({"return_mode": "min"}, 3.0), ({"return_mode": "max"}, 5.0), ({"return_mode": "median"}, 4.0),
-    ({"return_mode": "all"}, [3.0, 4.0, 5.0]), ({"quantiles": [0.25, 1.0]}, [3.5, 5.0]), ({"quantiles": (0.5,)}, 4.0),
+    ({}, 4.0), ({"return_mode": "min"}, 3.0), ({"return_mode": "all"}, [3.0, 4.0, 5.0]),
+    ({"quantiles": [0.25, 1.0]}, [3.5, 5.0]), ({"quantiles": (0.5,)}, 4.0),
 ], ids=str)  # fmt: skip
 def test_what_is_returned(calls, options, wanted):
     assert bench(calls, n_warmup=1, n_repeat=3, **options) == pytest.approx(wanted)
+    assert calls == ["barrier", "preamble", "barrier", "fn"] * 5 + ["barrier"]
 
 
 @table("options", [{"return_mode": "best"}, {"n_warmup": -1}, {"n_repeat": 0}, {"quantiles": [1.5]}])

@@ -1,12 +1,8 @@
-"""Scripts in the manner of AMD's Iris: accesses, atomics, context tensor, allocations, peers' memory.
-
-Only the line `import iris_triton.as_iris` is ours.  Every script raises if something is wrong.
-"""
+"""Scripts in the manner of AMD's Iris: accesses, atomics, context tensor, allocations, peers' memory."""
 
 import random
 import time
 
-import pytest
 import torch
 import triton
 import triton.language as tl
@@ -40,7 +36,6 @@ def exchange(
 
 
 def accesses(dtypes=(torch.int8, torch.int64, torch.float16, torch.bfloat16, torch.float32)):
-    """Get, put, copy and atomics against what the partner must have given."""
     shmem = iris.Iris(1 << 20)
     rank, world = shmem.cur_rank, shmem.num_ranks
     partner = (rank + world // 2) % world
@@ -65,7 +60,6 @@ def accesses(dtypes=(torch.int8, torch.int64, torch.float16, torch.bfloat16, tor
 
 
 def context_tensor():
-    """The words that tests of AMD's Iris look at, and addresses."""
     shmem = iris.iris(heap_size=1 << 20)
     words = shmem.get_device_context()
     world = shmem.get_num_ranks()
@@ -133,7 +127,6 @@ def allocations(turns=15, latest_s=0.0):
 
 @triton.jit
 def load_and_add(x, found, rank: tl.constexpr, partner: tl.constexpr, peers, BLOCK: tl.constexpr):
-    """Load from the partner, and add to it, where the table says that it has its memory."""
     offsets = tl.arange(0, BLOCK)
     tl.store(found + offsets, iris.load(x + offsets, rank, partner, peers))
     iris.atomic_add(x + BLOCK + offsets, rank + 1, rank, partner, peers)
@@ -160,11 +153,6 @@ def peers_memory(allocator="torch"):
         shmem.as_remote(x[:2], partner).copy_(values[rank][2:])
         shmem.barrier()
         assert torch.equal(x[:2].cpu().float(), values[(rank - world // 2) % world][2:].float()), dtype
-    with pytest.raises(ValueError, match="symmetric heap"):
-        shmem.as_remote(torch.zeros(4, device=shmem.device), partner)
-    for wrong in (world, -1):
-        with pytest.raises(ValueError, match="out of range"):
-            shmem.as_remote(x, wrong)
 
     x, peers = shmem.allocate_symmetric(2 * BLOCK, dtype=torch.int32)
     found = torch.zeros(BLOCK, dtype=torch.int32, device=shmem.device)

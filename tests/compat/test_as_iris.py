@@ -1,21 +1,9 @@
 """The table of names: its modules, and what `import iris_triton.as_iris` does with them."""
 
-import importlib
 import subprocess
 import sys
 
-import pytest
 from tables import table
-
-import iris_triton
-
-
-def test_a_name_that_is_not_there():
-    with pytest.raises(AttributeError, match=r"iris\.ccl.*no_such.*porting\.md"):
-        _ = iris_triton.ccl.no_such
-    with pytest.raises(ModuleNotFoundError, match="no_such"):
-        importlib.import_module("iris_triton.ccl.no_such")
-
 
 EVERYTHING = """
 import sys
@@ -30,7 +18,7 @@ for path, names in NAMED.items():
         exec(f"from {path} import {name}")
 from iris.ccl import *
 from iris.hip import *
-assert Config().block_size_m == 32 and count_devices() >= 0
+assert not hasattr(iris.ccl, "no_such") and Config().block_size_m == 32 and count_devices() >= 0
 import iris_triton.context
 assert iris.DeviceContext is iris_triton.context.DeviceContext
 import iris.bench as bench

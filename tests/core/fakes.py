@@ -15,6 +15,8 @@ from iris_core.errors import UnsupportedError
 from iris_core.heap.heap import SymmetricHeap
 from iris_core.heap.tensors import TensorFactories
 from iris_core.types import Capability, PeerMapping, PluginInfo, PluginKind, Segment
+from iris_core.world.exchange import Frame
+from iris_core.world.group import World, _Kind
 
 TIMEOUT_S = 60.0
 
@@ -32,39 +34,21 @@ class Hub:
         return out
 
 
-class ThreadWorld:
-    """One rank of a world of threads; counts its exchanges."""
+class ThreadWorld(World):
+    """One rank of a world of threads; counts its exchanges, in which descriptors are not sent."""
 
     def __init__(self, hub, rank):
-        self.hub, self.rank, self.world_size = hub, rank, len(hub.slots)
-        self.local_members = tuple(range(self.world_size))
-        self.nodes = (self.local_members,)
-        self.num_exchanges = 0
+        super().__init__(ranks=range(len(hub.slots)), rank=rank)
+        self.hub, self.num_exchanges = hub, 0
 
     def gather(self, value):
         self.num_exchanges += 1
         return self.hub.gather(self.rank, value)
 
-    def all_gather_ints(self, values):
-        struct.pack(f"{len(values)}q", *values)  # the real thing sends 64-bit integers
-        rows = [tuple(row) for row in self.gather(values)]
-        assert len({len(row) for row in rows}) == 1, f"ranks are in different exchanges: {rows}"
-        return rows
-
-    def all_gather_object(self, obj):
-        return self.gather(obj)
-
-    def barrier(self):
-        self.all_gather_object(None)
-
-    def check_reachable(self, rank, what):
-        """All are in this process."""
-
-    def exchange_segments(self, segments):
-        return [list(row) for row in self.all_gather_object(segments)]
-
-    def close(self):
-        """Nothing to let go of."""
+    def _frames(self, kind, mine, fds=(), timeout_s=None):
+        rows = self.gather((kind, mine))
+        assert len({(each, kind == _Kind.INTEGERS and len(data)) for each, data in rows}) == 1, rows
+        return [Frame(kind, b"", data) for _, data in rows]
 
 
 class MemoryAllocator:

@@ -48,15 +48,6 @@ def test_a_closed_pipe_is_no_traceback():
     assert "Traceback" not in done.stderr
 
 
-def test_plugins_lists_the_installed_ones(capsys, clean_environment):
-    status, out, _ = run(capsys, "plugins")
-    assert status == 0
-    rows = {tuple(line.split()[:6]) for line in out.splitlines()}
-    assert ("KIND", "NAME", "DISTRIBUTION", "VERSION", "API", "STATE") in rows
-    for kind, name, distribution in (("allocator", "host", "allocators"), ("backend", "gluon", "gluon")):
-        assert (kind, name, f"iris-{distribution}", __version__, "1.0", "loaded") in rows
-
-
 def test_plugins_shows_every_state_and_fails_only_for_broken(capsys, site, monkeypatch):
     site.provider("absent", probe="return Availability.no('no driver')")
     site.provider("future", info="devices=frozenset({DeviceType.CPU}), api=(99, 0)")
@@ -71,7 +62,9 @@ def test_plugins_shows_every_state_and_fails_only_for_broken(capsys, site, monke
         ("twice", "two"): ("conflicting", ""), ("odd", "odd"): ("unavailable", 'say "[no]"\n\tnow'),
         ("host", "allocators"): ("loaded", ""),
     }  # fmt: skip
-    fields = {"kind", "name", "distribution", "version", "summary", "entry_point", "api", "state", "reason"}
+    rows = {tuple(line.split()[:6]) for line in run(capsys, "plugins")[1].splitlines()}
+    assert ("KIND", "NAME", "DISTRIBUTION", "VERSION", "API", "STATE") in rows
+    assert ("allocator", "host", "iris-allocators", __version__, "1.0", "loaded") in rows
     for broken in (False, True):
         if broken:
             site.provider("bad", source="raise RuntimeError('boom')")
@@ -82,9 +75,7 @@ def test_plugins_shows_every_state_and_fails_only_for_broken(capsys, site, monke
         assert status == broken
         for (name, distribution), (state, reason) in expected.items():
             row = found["allocator", name, f"iris-{distribution}"]
-            assert set(row) == fields
-            assert row["state"] == state
-            assert reason in row["reason"]
+            assert (row["state"], reason in row["reason"]) == (state, True)
 
 
 def test_config(capsys, clean_environment, monkeypatch):
@@ -95,22 +86,17 @@ def test_config(capsys, clean_environment, monkeypatch):
     assert status == 0
     rows = [line.split() for line in out.splitlines()]
     assert ["IRIS_HEAP_SIZE", "2.0", "MiB", "environment"] in [row[:4] for row in rows]
-    assert ["IRIS_TRITON__BOUNDS_CHECK", "False", "environment"] in [row[:3] for row in rows]
-    assert ["IRIS_HOST__HUGE_PAGES", "False", "default"] in [row[:3] for row in rows]
     status, out, _ = run(capsys, "config", "--json")
     document = json.loads(out)
-    assert status == 0
     values = {row["variable"]: (row["value"], row["source"], row["plugin"]) for row in document["settings"]}
     assert values["IRIS_HEAP_SIZE"] == (2 << 20, "environment", "")
     assert values["IRIS_TRITON__BOUNDS_CHECK"] == (False, "environment", "triton")
     assert values["IRIS_BLOCK"] == ([], "default", "")
-    status, out, err = run(capsys, "config", "heap_size")
     (warning,) = document["warnings"]
     assert "did you mean IRIS_HEAP_SIZE?" in warning
-    assert err == f"iris: {warning}\n"
-    assert (status, out.splitlines()[0]) == (0, "IRIS_HEAP_SIZE")
-    assert run(capsys, "config", "IRIS_HEAP_SIZE") == (0, out, err)
-    assert len(json.loads(run(capsys, "config", "--json", "heap_size")[1])["settings"]) == 1
+    status, out, err = run(capsys, "config", "heap_size")
+    assert (status, out.splitlines()[0], err) == (0, "IRIS_HEAP_SIZE", f"iris: {warning}\n")
+    assert len(json.loads(run(capsys, "config", "--json", "IRIS_HEAP_SIZE")[1])["settings"]) == 1
 
 
 @table(("text", "status", "words"), [
@@ -183,18 +169,15 @@ ROW = {
 
 
 @table(("error", "ok", "status"), [(1e-6, True, 0), (0.5, False, 1), (math.nan, False, 1)])
-@table("as_json", [False, True])
-def test_a_wrong_result_exits_with_1(monkeypatch, capsys, error, ok, status, as_json):
+def test_a_wrong_result_exits_with_1(monkeypatch, capsys, error, ok, status):
     row = ROW | {"time_s": 3.0, "error": error, "ok": ok}
     monkeypatch.setattr(iris_core, "run", lambda *args: [(each, "chosen") for each in ([ROW], [row], [ROW])])
-    assert main(["demo", "--ranks", "2", "--device", "cpu", *(["--json"] if as_json else [])]) == status
-    out = capsys.readouterr().out
-    if as_json:
-        (shown,) = json.loads(out)["rows"]
-        assert (shown["time_s"], shown["ok"]) == (3.0, ok)  # the worst rank counts
-        assert shown["error"] == (None if math.isnan(error) else max(error, ROW["error"]))
-    else:
-        assert ("WRONG" in out) is not ok
+    found, out, _ = run(capsys, "demo", "--ranks", "2", "--device", "cpu")
+    assert (found, "WRONG" in out) == (status, not ok)
+    found, out, _ = run(capsys, "demo", "--ranks", "2", "--device", "cpu", "--json")
+    (shown,) = json.loads(out)["rows"]
+    assert (found, shown["time_s"], shown["ok"]) == (status, 3.0, ok)  # the worst rank counts
+    assert shown["error"] == (None if math.isnan(error) else max(error, ROW["error"]))
 
 
 @table(("nodes", "options", "name", "ranks"), [
@@ -202,7 +185,6 @@ def test_a_wrong_result_exits_with_1(monkeypatch, capsys, error, ok, status, as_
     ("1+1", [], "between-nodes", 2),
 ])  # fmt: skip
 def test_a_real_run(capsys, monkeypatch, fork_ranks, nodes, options, name, ranks):
-    """Programs run in each node, collectives between all."""
     fork_ranks(monkeypatch)
     monkeypatch.setenv("IRIS_NODES", nodes)
     assert main(["demo", "--device", "cpu", "--only", name, "--json", *options]) == 0
@@ -228,32 +210,30 @@ def test_where_it_runs(monkeypatch, gpus, ranks, device, expected):
 
 # Each is one line that says so, before torch is imported, and no traceback.
 MISTAKES = {
-    "demo --ranks 0": "a whole number from 1 to", "demo --ranks x": "int value: 'x'; iris demo --help says more",
-    "demo --ranks 999999": "not 999999: a rank takes about", "tune --ranks 999999": "not 999999: a rank takes about",
-    "demo --device gpu": "device='gpu' is not valid: say cpu,", "demo --backend nope": "installed are gluon, triton",
+    "demo --ranks x": "int value: 'x'; iris demo --help says more",
+    "demo --ranks 999999": "not 999999: a rank takes about", "demo --device gpu": "device='gpu' is not valid: say cpu,",
+    "demo --backend nope": "installed are gluon, triton",
     "demo --allocator nope@nobody": "no allocator named 'nope@nobody'", "demo --allocator vmm": "did you mean 'vmem'?",
     "demo --nodes 2x": "nodes='2x' is not valid: IRIS_NODES is like", "demo --nodes 9999x9999": "of all nodes must be",
     "demo --nodes 2x2 --ranks 3": "have 4 ranks, --ranks says 3", "tune --ranks 1": "a whole number from 2 to",
-    "tune --limit nan": "seconds above 0", "tune --limit 0": "seconds above 0", "tune --backend=": "backend='' is not",
+    "tune --limit nan": "seconds above 0", "tune --backend=": "backend='' is not",
     "tune --max many": "many: a size is a number of bytes or text", "tune --out /dev/null/t": "made in /dev/null (",
     "tune --min 2KiB --max 1KiB": "--min 2048 is more than --max 1024", "tune --shape 1x1x1": "give --ops, too",
-    "tune --ops --shape 1x0x1": "three numbers such as", "tune --ops --shape 4x4": "three numbers such as",
-    "tune --ops --max 1MiB": "--max: fused operations have shapes",
+    "tune --ops --shape 1x0x1": "three numbers such as", "tune --ops --max 1MiB": "--max: fused operations have shapes",
     "tune --device tpu": "(choose from 'cpu', 'cuda'); iris tune --help says more",  # cpu is no better guess than cuda
     "trace": "invalid choice: 'trace'", "plugin": "did you mean plugins?", "docter": "did you mean doctor?",
-    "plugins --nope": "iris plugins: unrecognized arguments: --nope; iris plugins --help", "plugins nope": ": nope;",
+    "plugins --nope": "iris plugins: unrecognized arguments: --nope; iris plugins --help",
     "--nope demo": "iris: unrecognized arguments: --nope; iris --help", "demo --rnaks 2": "2; did you mean --ranks?",
     "bench compare a b --tolerence=1": "iris bench compare: unrecognized arguments: --tolerence=1; did you mean --to",
-    "doctor --timeout soon": "seconds value", "doctor --timeout 0": "0: a bound", "doctor --timeout=-1": "-1: a bound",
-    "doctor --timeout nan": "nan: a bound", "bench": "required: ACTION", "bench run": "'compare', 'model'",
-    "bench compare a": "required: new", "bench compare /absent/a b": "/absent/a is not a report of benchmarks",
+    "doctor --timeout soon": "seconds value", "doctor --timeout 0": "0: a bound", "bench": "required: ACTION",
+    "bench run": "'compare', 'model'", "bench compare a": "required: new",
+    "bench compare /absent/a b": "/absent/a is not a report of benchmarks",
     "bench compare a b --tolerance nan": "--tolerance nan must be a number", "check nothing.py": "nothing.py",
     "bench model --gpus 0": "--gpus must be a number above 0", "bench model --rail-us nan": "--rail-us must be",
-    "bench model --rail-us=-1": "--rail-us must be", "config heepsize": "'heepsize'; did you mean IRIS_HEAP_SIZE?",
-    "IRIS_NODES=7x config device": "IRIS_NODES='7x' (from", "IRIS_NODES=7x demo": "IRIS_NODES='7x' (from",
+    "config heepsize": "'heepsize'; did you mean IRIS_HEAP_SIZE?",
+    "IRIS_NODES=7x config device": "IRIS_NODES='7x' (from",
     "IRIS_NODES=2x2 tune --ranks 2": "have 4 ranks, --ranks says 2", "IRIS_BACKEND=nope tune": "named 'nope'",
     "IRIS_DEVICE=gpu config": "IRIS_DEVICE='gpu' (from the environment) is not valid: say cpu, cuda or cuda:1",
-    "IRIS_HEAP_SIZE=big plugins": "IRIS_HEAP_SIZE='big' (from the environment) is not valid",
     "tune --device cpu --allocator vmem": "'vmem' names it): it works on cuda, hip only",
     "tune --ops --device cpu": "give small ones by --shape",
     "IRIS_HEAP_SIZE=abc demo": "valid: a size is a number of bytes", "IRIS_CACHE_DIR=/dev/null tune": "/dev/null/ccl",

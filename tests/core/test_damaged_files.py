@@ -24,41 +24,36 @@ from iris_core.logs import logger
 from iris_core.types import Availability, CollectiveRequest, DeviceTarget, DeviceType, FusedRequest
 
 CPU = DeviceTarget(DeviceType.CPU)
+CALL = {"dtype": "bfloat16", "rank": 0, "target": CPU}
 REQUESTS = [
-    CollectiveRequest(
-        op="all_reduce", shape=(nbytes,), dtype="bfloat16", nbytes=nbytes, rank=0, group_size=size, target=CPU
-    )
+    CollectiveRequest(op="all_reduce", shape=(nbytes,), nbytes=nbytes, group_size=size, **CALL)
     for nbytes in (0, 4096, 1 << 40)
     for size in (1, 3, 4)
 ]
+FUSED = [
+    FusedRequest(
+        op="matmul_all_gather", m=8, n=16, k=32, out_dtype="bfloat16", nbytes=256, members=tuple(range(size)),
+        a_stride=(32, 1), b_stride=(16, 1), out_stride=(16, 1), out_shape=(8, 16), bias_stride=None, reach_a=True,
+        reach_out=True, aligned=(True, True, True, True),
+        options={"gather_dim": 0, "layout": "torch", "bias": "none", "config": {}, "tf32": False}, **CALL,
+    )
+    for size in (1, 3, 4)
+]  # fmt: skip
 HEAD = table_files.HEAD | {"versions": {"torch": "2"}, "note": "a note"}
 ROW = {"op": "all_reduce", "dtype": "*", "algorithm": "slow", "seconds": 2e-6, "config": {"comm_sms": 4}}
-COLLECTIVES = HEAD | {
+PRODUCT = {"op": "matmul_all_gather", "dtype": "bfloat16", "m": 8, "n": 16, "k": 32, "gather_dim": 0}
+TABLE = HEAD | {
     "entries": [
         ROW | {"nbytes": 4096, "place": "heap"},
         ROW | {"nbytes": 1024, "place": "input", "algorithm": "fast", "config": {"num_warps": 8}},
+        ROW | PRODUCT | {"config": {"num_sms": 4}},
     ]
 }
-FUSED_ROW = {"op": "matmul_all_gather", "dtype": "bfloat16", "m": 8, "n": 16, "k": 32, "gather_dim": 0}
-OPERATIONS = HEAD | {
-    "entries": [
-        ROW | FUSED_ROW | {"config": {"num_sms": 4}},
-        ROW | FUSED_ROW | {"m": 16, "algorithm": "fast", "config": {}},
-    ]
-}
+FIELDS = {*ROW, *PRODUCT, "nbytes", "place"}
 REPORT = {
     "schema": 1, "name": "b", "machine": {"cpu": "a CPU", "gpus": 8, "versions": {"torch": "2"}, "date": "2026-01-02"},
     "run": {"num_ranks": 2}, "results": [{"benchmark": "b", "provider": "ours", "params": {"n": 1}, "num_ranks": 2}],
 }  # fmt: skip
-
-
-def fused_request(size):
-    return FusedRequest(
-        op="matmul_all_gather", m=8, n=16, k=32, dtype="bfloat16", out_dtype="bfloat16", nbytes=256, rank=0,
-        members=tuple(range(size)), target=CPU, a_stride=(32, 1), b_stride=(16, 1), out_stride=(16, 1),
-        out_shape=(8, 16), bias_stride=None, reach_a=True, reach_out=True, aligned=(True, True, True, True),
-        options={"gather_dim": 0, "layout": "torch", "bias": "none", "config": {}, "tf32": False},
-    )  # fmt: skip
 
 
 SCALARS = (
@@ -111,18 +106,19 @@ def algorithm(name):
     return SimpleNamespace(op="all_reduce", info=SimpleNamespace(name="mine"), name=name, **answers)
 
 
-def check_table(content, document, requests):
+@settings(deadline=None, max_examples=100)
+@given(damaged(TABLE))
+def test_a_table_is_used_as_it_is_or_left_out(content):
     with tempfile.TemporaryDirectory() as folder, warnings_of_tables() as warned:
         path, good = pathlib.Path(folder, "bad.json"), pathlib.Path(folder, "good.json")
         path.write_text(json.dumps(content))
-        good.write_text(json.dumps(document))
+        good.write_text(json.dumps(TABLE))
         tables = Tables(pathlib.Path(folder), [], "cpu")
-        if document is COLLECTIVES:
-            chooser = Chooser([algorithm("slow"), algorithm("fast")], tables, ())
-            for request in requests:
-                chooser.choose(request, None)
-                chooser.explain(request, None)
-        found = [tables.nearest(request).entries for request in requests]
+        chooser = Chooser([algorithm("slow"), algorithm("fast")], tables, ())
+        for request in REQUESTS:
+            chooser.choose(request, None)
+            chooser.explain(request, None)
+        found = [tables.nearest(request).entries for request in REQUESTS + FUSED]
         if warned:
             (warning,) = warned
             assert str(path) in warning
@@ -131,11 +127,10 @@ def check_table(content, document, requests):
             return
         table = read_table(path)
         assert (table.device, table.group_size) == (content["device"], content["group_size"])
-        known, defaults = document["entries"][0], {"config": {}, "place": "heap"}
         entries = [row for row in content["entries"] if not isinstance(row["seconds"], bool)]
-        rows = [defaults | row | {"seconds": float(row["seconds"])} for row in entries]
-        said = [{name: value_of(entry, name) for name in known} for entry in table.entries]
-        assert as_text(said) == as_text({name: row.get(name) for name in known} for row in rows)
+        rows = [{"config": {}, "place": "heap"} | row | {"seconds": float(row["seconds"])} for row in entries]
+        said = [{name: value_of(entry, name) for name in FIELDS} for entry in table.entries]
+        assert as_text(said) == as_text({name: row.get(name) for name in FIELDS} for row in rows)
 
 
 def value_of(entry, name):
@@ -146,13 +141,6 @@ def value_of(entry, name):
 def as_text(rows):
     """For comparison also of the types."""
     return sorted(map(repr, map(sorted, map(dict.items, rows))))
-
-
-@settings(deadline=None, max_examples=60)
-@given(of_collectives=damaged(COLLECTIVES), of_operations=damaged(OPERATIONS))
-def test_a_table_is_used_as_it_is_or_left_out(of_collectives, of_operations):
-    check_table(of_collectives, COLLECTIVES, REQUESTS)
-    check_table(of_operations, OPERATIONS, [fused_request(size) for size in (1, 3, 4)])
 
 
 def replace(path, make, *args):
@@ -177,17 +165,17 @@ IN_PLACE = {
 
 @table("damage", IN_PLACE.values())
 def test_whatever_is_in_place_of_a_file_is_left_out(tmp_path, capsys, damage):
-    for number, (document, request) in enumerate([(COLLECTIVES, REQUESTS[0]), (OPERATIONS, fused_request(4))]):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        for name in ("a.json", "b.json"):
-            (folder / name).write_text(json.dumps(document))
-        damage(folder / "a.json")
-        with warnings_of_tables() as warned:
-            assert Tables(folder, [], "cpu").nearest(request).entries
-        (warning,) = warned
-        assert str(folder / "a.json") in warning
-        assert "\n" not in warning
+    folder = tmp_path / "tables"
+    folder.mkdir()
+    for name in ("a.json", "b.json"):
+        (folder / name).write_text(json.dumps(TABLE))
+    damage(folder / "a.json")
+    with warnings_of_tables() as warned:
+        tables = Tables(folder, [], "cpu")
+        assert all(tables.nearest(request).entries for request in (REQUESTS[0], FUSED[-1]))
+    (warning,) = warned
+    assert str(folder / "a.json") in warning
+    assert "\n" not in warning
 
     good, bad = tmp_path / "good.json", tmp_path / "bad.json"
     for path in (good, bad):

@@ -150,7 +150,6 @@ def test_scopes_left_open_inside_end_with_the_outer_one(heap):
 
 
 def test_a_heap_is_opened_once():
-    """And closed for good, which test_api tries."""
     with Cluster(1) as c:
         with pytest.raises(HeapClosedError, match="not open yet"):
             SymmetricHeap(c.allocators[0], c.worlds[0]).allocate(1, F32)

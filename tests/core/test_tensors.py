@@ -235,7 +235,7 @@ def test_pinning_and_generators_of_another_device(ctx):
 
 
 @table(("name", "args", "kwargs", "error", "words"), [
-    *(("arange", args, {}, ValueError, "arange: ") for args in [(0, 5, 0), (5, 0), (0, 5, -1)]),
+    *(("arange", args, {}, ValueError, "arange: .*step") for args in [(0, 5, 0), (5, 0), (0, 5, -1)]),
     *(("uniform", (3, *bounds), {}, ArgumentError, "low must not be above") for bounds in [(2, 1), (0, INF), (NAN, 1)]),
     ("uniform", ((3,),), {"dtype": torch.int32}, UnsupportedError, "floating"),
     *(("randint", args, kwargs, ValueError, "randint") for args, kwargs in [

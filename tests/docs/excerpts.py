@@ -75,8 +75,6 @@ def _part(source, name):
 def _names(node):
     if isinstance(node, ast.Assign):
         return [target.id for target in node.targets if isinstance(target, ast.Name)]
-    if isinstance(node, ast.AnnAssign):
-        return [node.target.id] if isinstance(node.target, ast.Name) else []
     return [getattr(node, "name", "")]
 
 

@@ -2,27 +2,13 @@
 
 import re
 
-import pytest
 from tables import table
 
-from iris_core import Iris, cli, errors
-from iris_core.ccl.api import Collectives
-from iris_core.heap.heap import SymmetricHeap
-from iris_core.ops.api import Operations
-from iris_triton.context import DeviceContext
+from iris_core import cli
 
 from .excerpts import ROOT, fenced, shown
 
 DOCS = ROOT / "docs"
-PAGES = [DOCS / f"{name}.md" for name in ("tutorial", "programming_model", "debugging", "porting", "tracing")]
-HOLDERS = {"ctx.ccl": Collectives, "ctx.ops": Operations, "ctx.heap": SymmetricHeap}
-
-
-@table("page", PAGES)
-def test_methods(page):
-    for holder, name in re.findall(r"`(ctx(?:\.ccl|\.ops|\.heap)?)\.(\w+)\(", page.read_text()):
-        holders = [HOLDERS[holder]] if holder in HOLDERS else [Iris, DeviceContext]  # both are called ctx
-        assert any(hasattr(each, name) for each in holders), f"{holder}.{name}"
 
 
 def test_the_tutorial_shows_the_examples(run_program, tmp_path):
@@ -36,32 +22,18 @@ def test_the_tutorial_shows_the_examples(run_program, tmp_path):
     run_program(tmp_path / "snippet.py")
 
 
-def test_the_mistake_of_the_tutorial_is_found(run_program, tmp_path):
-    example = (DOCS.parent / "examples" / "02_store.py").read_text()
-    assert "`inbox + i + 1000`" in (DOCS / "tutorial.md").read_text()
-    mistaken = tmp_path / "mistaken.py"
-    assert "iris_core.run(main, 4)" in example  # two are enough to see it
-    text = example.replace("iris_core.run(main, 4)", "iris_core.run(main, 2)")
-    mistaken.write_text(text.replace("ctx.store(inbox + i,", "ctx.store(inbox + i + 1000,"))
-    words = r"OutOfBoundsError: kernel 'send', program \(\d, 0, 0\), lane \d+: store"
-    with pytest.raises(errors.IrisError, match=words):
-        run_program(mistaken)
-
-
-# -- the pages on writing plugins ------------------------------------------------------------------------------------
 OF_PLUGINS = ("write_an_allocator", "write_a_backend", "write_a_collective")
-TEXT_OF_PLUGINS = {name: (ROOT / "docs" / f"{name}.md").read_text() for name in OF_PLUGINS}
 
 
 @table("page", OF_PLUGINS)
 def test_code_blocks_are_the_files(page):
-    blocks = list(shown(TEXT_OF_PLUGINS[page]))
-    assert len(blocks) == len(re.findall(r"^```\w+$", TEXT_OF_PLUGINS[page], re.MULTILINE)), "every block has a marker"
+    text = (DOCS / f"{page}.md").read_text()
+    blocks = list(shown(text))
+    assert len(blocks) == len(re.findall(r"^```\w+$", text, re.MULTILINE)), "every block has a marker"
     for marker, there, file in blocks:
         assert there == file, f"{marker}: write the pages again with python tests/docs/excerpts.py docs/{page}.md"
 
 
-# -- the README -------------------------------------------------------------------------------------------------------
 README = (ROOT / "README.md").read_text()
 
 

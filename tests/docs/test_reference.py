@@ -1,6 +1,7 @@
 """The reference has everything public, and what pages name is there: modules and what is in them, files, variables."""
 
 import importlib.util
+import pkgutil
 import re
 import sys
 import tomllib
@@ -36,13 +37,14 @@ def test_every_setting_is_in_a_table():
         assert all(each for row in rows for each in row), "every setting has a type, a default and a description"
 
 
-# -- names, files and links -------------------------------------------------------------------------------------------
-sys.path.insert(0, str(ROOT / "docs"))
-
 PAGES = {
     str(path.relative_to(ROOT)): path.read_text()
     for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 }
+HOLDERS = {
+    "ctx": ("iris_core.api:Iris", "iris_triton.context:DeviceContext"), "ctx.ccl": ("iris_core.ccl.api:Collectives",),
+    "ctx.ops": ("iris_core.ops.api:Operations",), "ctx.heap": ("iris_core.heap.heap:SymmetricHeap",),
+}  # fmt: skip
 OTHERS = ("IRIS_EXAMPLE", "IRIS_MY", "IRIS_SIMULATION", "IRIS_HEAP_BASES_PREFIX")  # of examples, of AMD's Iris
 
 
@@ -69,6 +71,8 @@ def test_names_files_and_links(page):
         assert is_there(name), name
     for name in set(re.findall(r"`((?:tests|examples|benchmarks|docs)/[\w/.-]+\w/?)`", PAGES[page])):
         assert (ROOT / name).exists(), name
+    for holder, name in re.findall(r"`(ctx(?:\.ccl|\.ops|\.heap)?)\.(\w+)\(", PAGES[page]):
+        assert any(hasattr(pkgutil.resolve_name(each), name) for each in HOLDERS[holder]), f"{holder}.{name}"
     for link in links(PAGES[page]):
         assert ((ROOT / page).parent / link).exists(), link
 

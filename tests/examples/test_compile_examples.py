@@ -25,26 +25,17 @@ VALUES = {
     **dict.fromkeys(("ready", "arrived", "computed", "summed", "finished"), torch.int32),
     **dict.fromkeys(("M", "N", "K"), 4096), **dict.fromkeys(("stride_am", "stride_bk", "stride_cm"), 4096),
     **dict.fromkeys(("stride_ak", "stride_bn", "stride_cn"), 1), **dict.fromkeys(("context", "locks"), torch.int64),
-    "turn": 3, "computing": 116, "sending": 16,
+    "turn": 3, "computing": 116, "sending": 16, "WORLD": 8,
 }  # fmt: skip
 """Arguments of the kernels, by name: rows as long as on GPUs, where one may be rank 7 of 8."""
 
 
-def kernels_of(name):
-    module = jobs_examples.load(EXAMPLES / name)
-    functions = [value for value in vars(module).values() if isinstance(value, triton.runtime.JITFunction)]
-    launched = re.findall(r"^ +(\w+)\[", (EXAMPLES / name).read_text(), re.M)
-    return module, [function for function in functions if function.__name__ in launched]
-
-
-def compile_gemm(name, module, kernel, target):
-    tools = module.__dict__["gemm_options"].__globals__
-    options = tools["AMD_OPTIONS" if target.startswith("gfx") else "NVIDIA_OPTIONS"]
-    given = {key: value for key, value in options.items() if key in kernel.arg_names or key.startswith("num_")}
-    if "WORLD" in kernel.arg_names:
-        given["WORLD"] = 8
-    types = {**VALUES, **({"c": torch.float32} if "atomics" in name else {})}
-    return compile_for(kernel, [types[arg] for arg in kernel.arg_names if arg not in given], given, target)
+def compiled(function, values, given, target):
+    """Compile a function with values by name; those `given` that are no arguments of it are options."""
+    options = {key: value for key, value in given.items() if key not in function.arg_names}
+    made = compile_for(function, [(values | given)[each] for each in function.arg_names], options, target)
+    assert made.metadata.shared <= SHARED_MEMORY[target]
+    return made
 
 
 def for_a_target(rows):
@@ -55,13 +46,14 @@ def for_a_target(rows):
 
 @table(("name", "target"), for_a_target((name,) for name in GEMMS))
 def test_gemms(name, target):
-    module, kernels = kernels_of(name)
+    module = jobs_examples.load(EXAMPLES / name)
+    options = module.gemm_options.__globals__["AMD_OPTIONS" if target.startswith("gfx") else "NVIDIA_OPTIONS"]
+    values = {**VALUES, **({"c": torch.float32} if "atomics" in name else {})}
+    kernels = [each for each in vars(module).values() if isinstance(each, triton.runtime.JITFunction)]
     texts = []
-    for kernel in kernels:
-        compiled = compile_gemm(name, module, kernel, target)
-        assert compiled.metadata.shared <= SHARED_MEMORY[target]
-        texts.append(assembly(compiled))
-    assert len(texts) == len(re.findall(r"^@triton.jit", (EXAMPLES / name).read_text(), re.M))
+    for kernel in (each for each in kernels if each.__module__ == module.__name__):
+        given = {key: value for key, value in options.items() if key in kernel.arg_names or key.startswith("num_")}
+        texts.append(assembly(compiled(kernel, values, given, target)))
     text = "\n".join(texts)
     assert re.search(PRODUCTS[target], text)
     assert "atomics" in name or re.search(WIDE[target], text)
@@ -87,11 +79,8 @@ MODELS = [
 
 @table(("name", "kernel", "given", "target"), for_a_target(MODELS))
 def test_models(name, kernel, given, target):
-    function, values = vars(jobs_examples.load(EXAMPLES / name))[kernel], {**TYPES, **given}
-    options = {key: value for key, value in given.items() if key not in function.arg_names}
-    compiled = compile_for(function, [values[each] for each in function.arg_names], options, target)
-    assert compiled.metadata.shared <= SHARED_MEMORY[target]
-    assert kernel != "run_experts" or re.search(PRODUCTS[target], assembly(compiled))
+    made = compiled(vars(jobs_examples.load(EXAMPLES / name))[kernel], TYPES, given, target)
+    assert kernel != "run_experts" or re.search(PRODUCTS[target], assembly(made))
 
 
 @table("target", SHARED_MEMORY)

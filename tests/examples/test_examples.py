@@ -53,7 +53,6 @@ def check(name, lines, device="cpu"):
         assert re.fullmatch(rf"rank {rank} of {len(lines)} on {where}:? {EXPECTED[name]}(; .*)?", line), line
 
 
-# -- running them -----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", EXPECTED)
 def test_example(run_program, name):
     arguments = (1,) if name == "38_jacobi.py" else ()  # four ranks need many steps: test_models has a small plate
@@ -69,7 +68,6 @@ def test_on_other_numbers_of_ranks(run_program, name, count):
     check(name, lines)
 
 
-# -- on GPUs ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("num_ranks", GPU_TIERS)
 @pytest.mark.parametrize("name", [name for name in EXPECTED if name[:2] not in ("02", "07", "10", "11", "40", "54")])
 def test_on_gpus(run_program, name, num_ranks):

@@ -27,7 +27,6 @@ EXAMPLES = jobs_examples.EXAMPLES
     ("38_jacobi.py", 4, ((1, 2), (2, 4), 20, 3e-2)),  # four ranks are a square
 ])  # fmt: skip
 def test_other_shapes(pool, name, num_ranks, args):
-    """Every rank checks its own result."""
     for rank, line in enumerate(pool.run(jobs_examples.call, num_ranks, str(EXAMPLES / name), "main", args, "cpu")):
         assert line.startswith(f"rank {rank} of {num_ranks} on cpu")
 
@@ -66,7 +65,6 @@ def test_calls_in_a_row_on_gpus(pool, name, num_ranks, calls, again):
     assert all(pool.run(jobs_models.in_a_row, num_ranks, path, calls, "cuda", again, timeout_s=600.0))
 
 
-# -- training ---------------------------------------------------------------------------------------------------------
 TRAINED = {
     "50_ddp.py": "DDP",
     "51_fsdp2.py": "FSDP2",

@@ -39,7 +39,7 @@ FLOORS = (
 # Lines of a room, at most: as many as there are.  They only become fewer, but for a feature's own.
 BUDGETS = {
     "iris_core/*.py": 2623,
-    "iris_core/bench": 1224,
+    "iris_core/bench": 1200,
     "iris_core/ccl": 368,
     "iris_core/cli": 1620,
     "iris_core/device": 1383,
@@ -65,7 +65,7 @@ BUDGETS = {
     "iris_triton/gemm": 2678,
     "iris_triton/interpreter": 3528,
     "iris_triton/language": 1798,
-    "iris_triton/rocm_iris": 1017,
+    "iris_triton/rocm_iris": 1000,
     "iris_triton/testing": 578,
     "iris_triton/tiles": 1012,
     "iris_gluon/*.py": 691,

@@ -44,13 +44,6 @@ def test_light_modules_and_listing_and_choosing_plugins_import_nothing_heavy():
     assert (light, is_listed, chosen) == ("[]", "True", "[]")
 
 
-def test_modules_with_aggregates_do_not_postpone_annotations():
-    """Triton reads the classes of an aggregate's attributes from its annotations."""
-    aggregates = {path: path.read_text() for path in sources() if "aggregate\nclass " in path.read_text()}
-    assert len(aggregates) > 5
-    assert [path for path, text in aggregates.items() if "from __future__" in text] == []
-
-
 def imported(*paths):
     """Top-level names of modules that files import at run time, whenever that is."""
     waiting, found = [ast.parse(path.read_text()) for path in paths], set()

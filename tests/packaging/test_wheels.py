@@ -14,7 +14,7 @@ import zipfile
 
 import pytest
 
-from .workspace import FOLDERS, ROOT, pyproject
+from .workspace import FOLDERS, ROOT
 
 pytestmark = pytest.mark.slow
 
@@ -98,27 +98,12 @@ def test_the_wheels_have_every_file_and_nothing_else(wheels):
 
 
 def test_every_package_comes_from_a_wheel_and_finds_what_it_requires(installed):
-    """That they require what they import, test_imports looks at."""
     program = "import importlib as i, sys; print(sys.path); [print(i.import_module(n).__file__) for n in sys.argv[1:]]"
     path, *files = installed.output("python", "-c", program, *FOLDERS, PACKAGE).splitlines()
     assert len(files) == len(FOLDERS) + 1
     assert all(file.startswith(f"{installed.site_packages}/") for file in files)
     assert not any(f"{ROOT / folder}/" in each for each in (path, *files) for folder in FOLDERS)
     assert [line for line in installed.problems if line.startswith("iris-")] == []
-
-
-def test_plugins_and_their_settings_are_listed(installed):
-    listed = json.loads(installed.output("iris", "plugins", "--json"))
-    ours = {(each["kind"], each["name"]): each for each in listed if each["distribution"] == "iris-example-backend"}
-    declared = pyproject(EXAMPLE.relative_to(ROOT))["project"]["entry-points"]
-    names = {(group, name) for group, points in declared.items() for name in points}
-    assert {(f"iris.{kind}s", name) for kind, name in ours} == names
-    assert {each["state"] for each in ours.values()} == {"loaded"}
-    assert not any(each["state"] in ("broken", "conflicting", "incompatible") for each in listed)
-    assert {"host", "torch", "vmem", "triton", "gluon"} <= {each["name"] for each in listed}
-    rows = json.loads(installed.output("iris", "config", "--json"))["settings"]
-    shown = {row["variable"] for row in rows}
-    assert {"IRIS_EXAMPLE__DIRECTORY", "IRIS_EXAMPLE_TWO_SHOT__MAX_NBYTES"} <= shown
 
 
 def test_the_programs_of_the_long_descriptions_run(installed):

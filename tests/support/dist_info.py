@@ -35,7 +35,7 @@ plugin = Plugin()
 def install_distribution(folder, name, version="1.0", *, entry_points=None, modules=None):
     """Write a distribution's dist-info folder and its modules, as an installer would; returns the former.
 
-    `entry_points` are, by group, names and what they name; `modules` are source texts by dotted name.
+    `entry_points` are, by group, names and what they name; `modules` are source texts by name.
     """
     info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True)
@@ -46,13 +46,7 @@ def install_distribution(folder, name, version="1.0", *, entry_points=None, modu
         lines += [f"[{group}]", *(f"{point} = {value}" for point, value in points.items()), ""]
     (info / "entry_points.txt").write_text("\n".join(lines))
     for module, source in (modules or {}).items():
-        *parents, leaf = module.split(".")
-        package = folder
-        for parent in parents:
-            package /= parent
-            package.mkdir(exist_ok=True)
-            (package / "__init__.py").touch()
-        (package / f"{leaf}.py").write_text(source)
+        (folder / f"{module}.py").write_text(source)
     return info
 
 

@@ -14,7 +14,6 @@ _MINE = tl.constexpr(MINE)
 
 @triton.jit
 def record(x, y, word, context, rank, WORLD: tl.constexpr, TRACING: tl.constexpr, BLOCK: tl.constexpr):
-    """A load, a store, an atomic, and events of its own."""
     ctx = DeviceContext.initialize(context, rank, WORLD, TRACING)
     i = tl.program_id(0) * BLOCK + lanes(BLOCK)
     peer = (rank + 1) % WORLD
@@ -54,7 +53,6 @@ def everything(x, y, flags, context, rank, WORLD: tl.constexpr, TRACING: tl.cons
 
 @triton.jit
 def by_method(x, y, context, rank, WORLD: tl.constexpr):
-    """A load, a store and an atomic of a context without tracing."""
     ctx = DeviceContext.initialize(context, rank, WORLD)
     i = tl.arange(0, 128)
     peer = (rank + 1) % WORLD

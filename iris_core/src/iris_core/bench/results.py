@@ -27,8 +27,6 @@ _Count = Annotated[int, pydantic.Field(ge=0)]
 
 METRICS = ("time_us", "gb_per_s", "bus_gb_per_s", "tflop_per_s", "ratio", "ratio_to_best_peer", "skew_pct")
 """Fields of a result that a target may be set for."""
-# Switches that change what peers can do at all: shown even where they are not set.
-_ALWAYS_SHOWN = ("NCCL_NVLS_ENABLE", "TORCH_SYMM_MEM_DISABLE_MULTICAST")
 # Variables that can change a result; none that holds a path.
 _SWITCH = re.compile(r"(CUDA|HIP|HSA|IRIS|NCCL|OMP|PYTORCH|TORCH|TRITON)_\w+=[\w.,:+-]*")
 
@@ -112,11 +110,6 @@ class Report:
         """The results whose data was wrong."""
         return [result for result in self.results if result.error]
 
-    @property
-    def missed(self) -> list[Result]:
-        """The results that missed a target."""
-        return [result for result in self.results if any(each.reached is False for each in result.targets)]
-
     def to_json(self) -> str:
         """Return the report as JSON text, with a line for each result, of the fields that have something to say."""
         about = {"schema": self.schema, "name": self.name, "machine": self.machine, "run": self.run}
@@ -176,7 +169,7 @@ def describe() -> dict[str, Any]:
         "driver": _found(version, "/proc/driver/nvidia/version") or _found(version, "/sys/module/amdgpu/version"),
         "kernel": platform.release().partition("-")[0],
         "versions": versions | {"cuda": torch.version.cuda, "hip": getattr(torch.version, "hip", None)},
-        "switches": dict.fromkeys(_ALWAYS_SHOWN) | dict(sorted(switches.items())),
+        "switches": dict(sorted(switches.items())),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }  # fmt: skip
 

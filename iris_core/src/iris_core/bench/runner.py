@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import median
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from iris_core.bench.registry import BENCHMARKS, RANKS, Benchmark, RunOptions, check_axes, load
 from iris_core.bench.results import Report, Result, describe
@@ -26,9 +26,6 @@ from iris_core.world import World, connect, launch
 
 if TYPE_CHECKING:
     from iris_core.api import Iris
-
-
-T = TypeVar("T")
 
 DEVICE_TIMEOUT_S = 10.0  # bound of waits inside kernels (IRIS_DEVICE_TIMEOUT), unless the environment has one
 LATE = "too late for the limit"  # of a point that would begin near it: what has been measured is kept
@@ -68,7 +65,7 @@ def run(
     return Report(name, about_machine, about_run, tuple(sorted(results, key=lambda row: order.index(row.benchmark))))
 
 
-def on_ranks(job: Callable[..., T], options: RunOptions, *arguments: Any, **environ: str) -> list[T]:
+def on_ranks(job: Callable[..., Any], options: RunOptions, *arguments: Any, **environ: str) -> list[Any]:
     """Call job(*arguments, options) on new ranks with these variables, and those of the options that are not set."""
     usual = {"IRIS_DEVICE_TIMEOUT": str(DEVICE_TIMEOUT_S), **options.environ}
     environ = {name: value for name, value in usual.items() if name not in os.environ} | environ

@@ -8,16 +8,13 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from iris_core.bench.registry import RunOptions
 from iris_core.bench.results import METRICS, Target
 from iris_core.errors import BenchmarkError
 
 _Call = Callable[[], object]
-
-
-T = TypeVar("T")
 
 TIMERS = ("cpu", "events", "graph", "reported")
 ON_GPU = ("events", "graph")
@@ -123,7 +120,7 @@ class State:
     counters: dict[str, float | Callable[[], float]] = field(default_factory=dict)
     providers: dict[str, Any] = field(default_factory=dict)
     targets: dict[str, list[Target]] = field(default_factory=dict)
-    resources: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    resources: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)  #: left when all is measured
 
     def __post_init__(self) -> None:
         self.timer = "events" if self.on_gpu else "cpu"
@@ -223,19 +220,12 @@ class State:
     def target(
         self, provider: str, metric: str, *, at_least: float | None = None, at_most: float | None = None
     ) -> None:
-        """Set a bound for a provider's result; the results say whether it was reached.
-
-        The metric is "time_us", "gb_per_s", "bus_gb_per_s", "tflop_per_s", "ratio", "ratio_to_best_peer" or "skew_pct".
-        """
+        """Set a bound for a provider's result, a metric of `METRICS`; the results say whether it was reached."""
         if metric not in METRICS:
             raise BenchmarkError(f"no metric is called {metric!r}; there are: {', '.join(METRICS)}")
         if len(given := [each for each in (at_least, at_most) if each is not None]) != 1:
             raise BenchmarkError(f"target for {metric}: give either at_least or at_most")
         self.targets.setdefault(provider, []).append(Target(metric, float(given[0]), at_most is None))
-
-    def enter(self, manager: contextlib.AbstractContextManager[T]) -> T:
-        """Enter a context manager and leave it when this point has been measured."""
-        return self.resources.enter_context(manager)
 
     def check(self) -> None:
         """Refuse a declaration without providers, and baselines and targets of others than these."""

@@ -73,9 +73,8 @@ class Suite(RunOptions):
         gpus = num_gpus() if device == "cuda" else 0
         numbers = axes.get(RANKS, [max(self.min_ranks, min(gpus, self.max_ranks or gpus))])
         if device == "cuda" and (wrong := [each for each in numbers if each not in range(self.min_ranks, gpus + 1)]):
-            text = f"{wrong[0]} ranks need as many GPUs, and {self.min_ranks} at least; torch sees {gpus} here. "
-            text += "`--device cpu` runs the same code on CPU ranks; its times say nothing about GPUs"
-            raise BenchmarkError(text)
+            text = f"{wrong[0]} ranks need as many GPUs, and {self.min_ranks} at least; torch sees {gpus} here"
+            raise BenchmarkError(f"{text}. `--device cpu` takes CPU ranks, whose times say nothing about GPUs")
         usual = dict(self.on_cpu) if device == "cpu" else {}
         return dataclasses.replace(self, **usual | given, num_ranks=numbers[0])
 
@@ -127,11 +126,8 @@ def show(report: Report) -> None:
     print(
         f"{machine['cpu']}, {machine['usable_cores']} cores, load {machine['load_average_1min']:g}; {gpus}; "
         f"torch {machine['versions']['torch']}, triton {machine['versions']['triton']}; {machine['date']}\n"
-        f"{len(report.results)} results in {run['seconds']:g} s; {len(report.errors)} wrong, "
-        f"{len(report.missed)} with a missed target"
+        f"{len(report.results)} results in {run['seconds']:g} s; {len(report.errors)} wrong"
     )
-    if not machine["gpus"] and machine["load_average_1min"] > machine["usable_cores"]:
-        print("the machine was busy: times on the CPU are too long")
 
 
 def _row(r: Result) -> dict[str, str]:

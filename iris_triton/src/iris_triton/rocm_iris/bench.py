@@ -6,19 +6,14 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from iris_core.bench import registry, runner
-from iris_core.bench.registry import RANKS, RunOptions, axis, linear_range, parse_axis
-from iris_core.bench.state import State
+from iris_core.bench.registry import RANKS, RunOptions, axis, parse_axis
 from iris_core.bench.suites import finish
 from iris_core.errors import BenchmarkError, IrisError
-
-__all__ = ["State", "axis", "linear_range", "main", "power_of_two", "register"]
-
-F = TypeVar("F", bound="Callable[..., Any]")
 
 _DTYPES = {"fp16": torch.float16, "fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -35,7 +30,7 @@ def power_of_two(first: int, last: int) -> list[int]:
     return registry.power_of_two(1 << first, 1 << last)
 
 
-def register(function: F) -> F:
+def register(function: Callable[..., Any]) -> Callable[..., Any]:
     """Register a benchmark, a function of (state, ctx); `state["num_ranks"]` is the number of ranks."""
     if RANKS not in getattr(function, registry.AXES, {}):
         axis(RANKS, lambda options: [options.num_ranks])(function)

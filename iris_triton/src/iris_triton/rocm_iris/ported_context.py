@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 import torch
@@ -76,10 +76,6 @@ class Iris(api.Iris):
 
     comm: None = None  # there is no communicator of MPI
     copy_engines_device_ctx: None = None  # kernels have no copy engines
-
-    if TYPE_CHECKING:
-        ccl: PortedCollectives
-        ops: PortedOperations
 
     def __init__(
         self, heap_size: int | str | None = None, allocator_type: str = "auto",
@@ -191,8 +187,7 @@ class CUDAArrayInterface:
         itemsize = self.dtype.itemsize
         self.shape = (self.size_bytes // itemsize,) if self.shape is None else tuple(map(int, self.shape))
         if (needed := math.prod(self.shape) * itemsize) > self.size_bytes:
-            text = f"a tensor of shape {self.shape} and {self.dtype} needs {needed} bytes"
-            raise ArgumentError(f"{text}, and there are {self.size_bytes}")
+            raise ArgumentError(f"shape {self.shape} of {self.dtype}: {needed} bytes, and there are {self.size_bytes}")
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:

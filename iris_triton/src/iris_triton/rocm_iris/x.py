@@ -48,8 +48,7 @@ def all_reduce_one_shot(tile, src_view, dst_view, locks, ctx):
 def all_reduce_two_shot(tile, src_view, dst_view, locks, start_tile=None, stride=None, ctx=None):
     """Sum a tile over all ranks; one rank reduces and stores to all; complete after a barrier.
 
-    Called as (tile, src_view, dst_view, locks, ctx) or as (tile, src_view, dst_view, locks, start_tile, stride, ctx):
-    then the rank whose tiles start_tile, start_tile + stride, ... include this one reduces it.
+    `ctx` may come behind `locks`; else the rank of whose tiles, from start_tile on by stride, this is one reduces it.
     """
     if ctx is None:
         start_tile.all_reduce_two_shot(tile, src_view, dst_view, locks)
@@ -66,10 +65,7 @@ def all_reduce_ring(tile, src_view, dst_view, ctx, locks=None):
 
 @triton.jit
 def reduce_scatter(tile, src_view, dst_view, locks, ctx):
-    """Sum a tile over all ranks; only its owner's `dst_view` gets the result.
-
-    Rank r owns T // world_size of T tiles from r * (T // world_size) on; the last rank also those that are left.
-    """
+    """Sum a tile over all ranks; only its owner's `dst_view` gets the result: see the method."""
     ctx.reduce_scatter(tile, src_view, dst_view, locks)
 
 
