@@ -41,8 +41,8 @@ BUDGETS = {
     "iris_core/*.py": 2623,
     "iris_core/bench": 1200,
     "iris_core/ccl": 368,
-    "iris_core/cli": 1620,
-    "iris_core/device": 1383,
+    "iris_core/cli": 1615,
+    "iris_core/device": 1399,
     "iris_core/dispatch": 3263,
     "iris_core/heap": 2666,
     "iris_core/nn": 848,
@@ -101,7 +101,7 @@ FEATURES = {
         ("iris_triton.checker", "iris_triton.testing.checked", "iris_core.cli.check", "iris_core.cli.all_orders"),
     ),
 }  # fmt: skip
-REST = 37_993
+REST = 37_963
 """Lines of all else, at most; 38,000 were planned."""
 
 ENGINE = 4000

@@ -75,8 +75,8 @@ class Suite(RunOptions):
         if device == "cuda" and (wrong := [each for each in numbers if each not in range(self.min_ranks, gpus + 1)]):
             text = f"{wrong[0]} ranks need as many GPUs, and {self.min_ranks} at least; torch sees {gpus} here"
             raise BenchmarkError(f"{text}. `--device cpu` takes CPU ranks, whose times say nothing about GPUs")
-        usual = dict(self.on_cpu) if device == "cpu" else {}
-        return dataclasses.replace(self, **usual | given, num_ranks=numbers[0])
+        usual = self.on_cpu if device == "cpu" else {}
+        return dataclasses.replace(self, **{**usual, **given}, num_ranks=numbers[0])
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
