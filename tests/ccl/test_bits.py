@@ -118,7 +118,6 @@ def refusals(device):
             (refused, lambda: ctx.ccl.all_reduce(y, x, config=Config(algorithm=torchs))),
             (refused, lambda: ops.matmul_all_reduce(whole, a, b, config=FusedConfig(algorithm="unfused"))),
             (refused, lambda: ops.matmul_reduce_scatter(product, a, b, config=FusedConfig(algorithm="copy_engine"))),
-            (refused, lambda: ops.matmul_reduce_scatter(product, a, b, config=FusedConfig(algorithm=torchs))),
         )
         ctx.ccl.all_reduce(y, x)
         if device == "cpu":  # NCCL's ranks cannot share a GPU

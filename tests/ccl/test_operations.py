@@ -117,7 +117,7 @@ def test_what_each_algorithm_serves(family):
         splits = ("heap", "skewed", "output only")
         cases = [case for case in cases if case.dtype in FLOATS[:3]]
         cases = [case for case in cases if "split" not in case.config["algorithm"] or case.place in splits]
-    sparse = "strided", "strided ordinary", "transposed"
+    sparse = "strided", "strided ordinary", "gaps", "transposed"
     cases = [case for case in cases if case.config["algorithm"] != "copy_engine" or case.place not in sparse]
     assert served(cases, 4) == cases
 
