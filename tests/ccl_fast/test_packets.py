@@ -153,35 +153,18 @@ def test_facts_are_read(tmp_path, monkeypatch, text, holds):
     fabric.has_whole_lines.cache_clear()
 
 
-OF_PLUGINS = [name for name in dir(CollectiveConformance) if name.startswith(("test_static", "test_world"))]
+HERE = [key for key, each in registered().items() if "torch" in each.layouts and each.name != "copy_engine"]
 
 
-class Host(CollectiveConformance):
-    """The kit's tests without ranks, of an algorithm that is no plugin."""
-
-    @pytest.fixture
-    def created(self):
-        return self.algorithm
-
-    @pytest.fixture
-    def info(self):
-        on_cpu = DeviceType.CPU, *([] if isinstance(self.algorithm, Nvls) else [DeviceType.HIP, DeviceType.CUDA])
-        return SimpleNamespace(devices=getattr(self.algorithm, "devices", on_cpu))
-
-    @pytest.fixture
-    def target(self):
-        return DeviceTarget(DeviceType.CPU)
-
-    def test_host_protocol(self):
-        assert member_problems(self.algorithm, Collective) == []
-
-    test_host_diagnosis = None
-
-
-for _each in registered().values():
-    if _each.op in OPS and "torch" in _each.layouts and _each.name != "copy_engine":  # whose driver is not here
-        _own = dict.fromkeys(OF_PLUGINS) | {"algorithm": _each}
-        globals()[f"Test_{_each.op}_{_each.name}"] = type(f"Test_{_each.op}_{_each.name}", (Host,), _own)
+@table(("op", "name"), [key for key in HERE if key[0] in OPS])
+def test_the_kit_without_ranks(op, name):
+    """But for copy engines, whose driver is not here."""
+    algorithm, kit = registered()[op, name], CollectiveConformance()
+    portable = (DeviceType.CPU,) if isinstance(algorithm, Nvls) else tuple(DeviceType)
+    assert member_problems(algorithm, Collective) == []
+    kit.test_host_supports_always_answers(algorithm)
+    kit.test_host_supports_something(algorithm, SimpleNamespace(devices=getattr(algorithm, "devices", portable)))
+    kit.test_host_cost_is_positive_and_grows(algorithm, DeviceTarget(DeviceType.CPU))
 
 
 SELDOM = pytest.mark.exhaustive(device="cpu")
