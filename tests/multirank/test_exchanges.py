@@ -10,7 +10,6 @@ import time
 from unittest import mock
 
 import pytest
-import torch
 from jobs_common import refusal
 
 from iris_core import Iris
@@ -58,18 +57,6 @@ def broadcast_what_cannot_be_sent():
     with Iris("1MiB", device="cpu") as ctx:
         kind, _, text = refusal(lambda: ctx.broadcast(Stubborn(), src=1), (IrisError, RuntimeError))
         return kind, text, ctx.broadcast(7, src=1)
-
-
-def different_calls():
-    """One rank is in a barrier while the others wait for it in the first call of an operation; then all go on."""
-    with Iris("1MiB", device="cpu") as ctx:
-        a, out = torch.ones(8, 8), ctx.zeros(8, 8)
-        multiply = lambda: ctx.ops.matmul_all_reduce(out, a, a)
-        said = refusal(ctx.barrier if ctx.cur_rank == 1 else multiply)
-        ctx.barrier()
-        multiply()
-        ctx.barrier()
-        return said, out.unique().tolist()
 
 
 def late(world, folder):
@@ -219,14 +206,6 @@ def test_a_broadcast_that_one_rank_cannot_send(pool):
         ("IrisError", "broadcast: rank 1's object cannot be sent: cannot be sent", 7),
         ("RuntimeError", "cannot be sent", 7),
     ]
-
-
-def test_ranks_in_different_calls_of_a_context(pool):
-    for (kind, _, text), result in pool.run(different_calls, 3):
-        assert kind == "RankMismatchError"
-        assert "ranks 0, 2: matmul_all_reduce()\n" in text
-        assert "rank 1: barrier()\n" in text
-        assert result == [24.0]
 
 
 def test_time_outs_name_the_missing_ranks_and_say_where_the_others_are(plain_pool, tmp_path):
