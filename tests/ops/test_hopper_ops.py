@@ -99,7 +99,7 @@ def refused(device):
 
         push, fetch = of("hopper_push"), of("hopper_copy_engine_push")
         gather, scatter = (partial(op, config=push) for op in (ops.matmul_all_gather, ops.matmul_reduce_scatter))
-        out, a, wide = make(64 * size, 64), make(64, 64), make(64, 128)
+        out, a = make(64 * size, 64), make(64, 64)
         floats = [make(rows, 64, dtype=torch.float32) for rows in (64 * size, 64, 64)]
         tma, narrow = "UnsupportedError: .*TMA needs dense rows", make(1, 64).expand(64, 64)
         of_blocks = {"a_scales": floats[1][:, :1], "b_scales": floats[1][:1, :1]}
@@ -108,8 +108,7 @@ def refused(device):
             ("UnsupportedError: .*float32 to float32", lambda: gather(*floats)),
             ("UnsupportedError: .*B by columns", lambda: gather(out, a.to(F8), a.to(F8))),
             ("UnsupportedError: .*block_size_k 128", lambda: gather(out, a.to(F8), a.to(F8).t(), **of_blocks)),
-            (tma, lambda: gather(out, a, wide[:, ::2])), (tma, lambda: gather(out, a, narrow)),
-            (tma, lambda: gather(make(64 * size, 60), a, make(64, 60))),
+            (tma, lambda: gather(out, a, narrow)), (tma, lambda: gather(make(64 * size, 60), a, make(64, 60))),
             ("UnsupportedError: .*24 rows", lambda: scatter(make(24, 64), make(24 * size, 64), a)),
             ("UnsupportedError: .*layout='torch' alone", lambda: scatter(a.clone(), a, a, layout="tiles")),
             ("UnsupportedError: .*block_n", lambda: gather(out, a, a, config=of("hopper_push", block_size_n=32))),
@@ -285,10 +284,6 @@ def test_launches_that_are_worth_measuring(op):
         launches = {(core, tuple(sorted(config.items()))) for core, config in zip(cores, offered, strict=True)}
         assert len(launches) == len(offered)
         assert len(set(cores)) >= 2
-        if op == SCATTERS:  # in turn by default, or in runs: what was faster where both were measured
-            assert {config.get("chunk_size") for config in offered} == {None, 1}
-            others = algorithm.tunings(asked(op, 2048, 8192, 3584))
-            assert min(config["chunk_size"] for config in others if "chunk_size" in config) > 100_000
 
 
 @table("config", [{"num_stages": 5}, {"block_size_k": 128}, {"num_stages": 9}, {"block_size_m": 256}])

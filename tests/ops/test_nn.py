@@ -199,18 +199,15 @@ ONES, FIVE = torch.ones, torch.ones(5, 4)
     (lambda ctx: nn.linear(ctx, ONES(2, 4), FIVE, ONES(4)), r"bias must be \(5,\)"),
     (lambda ctx: nn.linear(ctx, ONES(2, 4), ONES(4)), "weight must be a matrix"),
     (lambda ctx: nn.linear_reduce_scatter(ctx, ONES(4), FIVE), "first dimension is divided"),
-    (lambda ctx: nn.all_gather_linear(ctx, ONES(4), FIVE), "first dimension is divided"),
     (lambda ctx: ColumnParallelLinear(ctx, 4, 4, gather_output=True, sequence_parallel=True), "gather_output"),
     (lambda ctx: ColumnParallelLinear(ctx, 4, 4, config=FusedConfig(algorithm="unfused")), "nothing is fused"),
     (lambda ctx: RowParallelLinear(ctx, 4, 4, input_is_parallel=False)(ONES(2, 3)), "must have all 4 features"),
     (lambda ctx: nn.linear(ctx, ONES(2, 4), FIVE.bfloat16()), "weight has torch.bfloat16"),
     (lambda ctx: nn.linear(ctx, ONES(2, 4).double(), FIVE.double()), "torch.float64 is not supported"),
-    *((lambda ctx, whole=whole: RowParallelLinear(ctx, 4, 5).load_whole(ONES(whole)), r"weight is \(5, 4\), not")
-      for whole in ((1, 4), (6, 4), (4, 5))),
+    (lambda ctx: RowParallelLinear(ctx, 4, 5).load_whole(ONES(1, 4)), r"weight is \(5, 4\), not"),
     (lambda ctx: ColumnParallelLinear(ctx, 4, 6).load_whole(ONES(6, 4), ONES(1)), r"bias is \(6,\), not \(1,\)"),
 ])  # fmt: skip
 def test_wrong_shapes(call, text):
-    with Iris("1MiB", device="cpu") as ctx:
-        with pytest.raises(UnsupportedError if "not supported" in text else ArgumentError, match=text):
-            call(ctx)
-        assert "in_features=4, out_features=6, bias=False" in repr(ColumnParallelLinear(ctx, 4, 6, bias=False))
+    wanted = UnsupportedError if "not supported" in text else ArgumentError
+    with Iris("1MiB", device="cpu") as ctx, pytest.raises(wanted, match=text):
+        call(ctx)
