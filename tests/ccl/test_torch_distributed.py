@@ -2,13 +2,14 @@
 
 import itertools
 import os
+from dataclasses import replace
 from functools import partial
 from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
-from ccl_cases import Case
+from ccl_cases import Case, moving_cases, reducing_cases
 from jobs_ccl import on_heap, run_cases
 from jobs_common import unlike
 from ops_cases import OPS as PRODUCTS
@@ -25,6 +26,7 @@ from iris_core.testing import RankPool
 
 DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64")
 REDUCTIONS = ("sum", "product", "min", "max")
+OPS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
 
 
 def name_on(device):
@@ -33,13 +35,10 @@ def name_on(device):
 
 def collective_cases(size, name):
     """Each operation with each element type, wherever tensors lie, and in place."""
-    config = {"algorithm": name}
-    for number, (op, dtype) in enumerate(itertools.product(("all_reduce", "reduce_scatter"), DTYPES)):
-        for i in range(2):
-            reduction = REDUCTIONS[(number + 2 * i + number // 8) % 4]
-            yield Case(op, dtype, reduction, shape=(5, 3), place=("heap", "ordinary")[i], config=config)
-    for number, (op, dtype) in enumerate(itertools.product(("all_gather", "all_to_all", "broadcast"), DTYPES)):
-        yield Case(op, dtype, shape=(5, 3), place=("heap", "ordinary")[number % 2], root=number % size, config=config)
+    config, known = {"algorithm": name}, [(op, name) for op in OPS]
+    known = [case for case in (*reducing_cases(known=known), *moving_cases(known)) if case.dtype in DTYPES]
+    for number, case in enumerate(each for each in known if each.reduction in REDUCTIONS):
+        yield replace(case, place=("heap", "ordinary")[number % 2], root=number % size)
     for op in ("all_reduce", "all_gather", "reduce_scatter"):
         yield Case(op, shape=(40, 101), in_place=True, config=config)
     for op in ("all_gather", "reduce_scatter"):

@@ -174,17 +174,16 @@ KERNELS = {
 }  # fmt: skip
 
 
-def compiled(name, config, *, turned=False, scales="none", eight_bits=False, **more):
+def compiled(name, config, turned, scales, **more):
     kernel, arguments, constants = KERNELS[name]
-    gathers = name == "gather"
-    if eight_bits:
-        operands = {1, 2, 4} if gathers else {0, 1} if name == "reduce" else {1, 2}
+    if scales:  # of 8-bit floats
+        operands = {"gather": {1, 2, 4}, "reduce": {0, 1}, "push": {1, 2}}[name]
         arguments = tuple(F8 if place in operands else each for place, each in enumerate(arguments))
         constants = {**constants, "BIAS": "none"} if "BIAS" in constants else constants  # with one, a few are spilled
-    blocks = {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k, "SCALES": scales}
-    turns = {"TURNED_B": turned} | ({} if gathers else {"TURNED_A": turned and not eight_bits})
-    options = {"SIZE": 8, **blocks, **constants, **turns, **config.options, **more}
-    return compile_for(kernel, (*arguments, *SCALES[scales]), options, "sm_90")
+    blocks = {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k}
+    turns = {"TURNED_B": turned} | ({} if name == "gather" else {"TURNED_A": turned and not scales})
+    options = {"SIZE": 8, "SCALES": scales or "none", **blocks, **constants, **turns, **config.options, **more}
+    return compile_for(kernel, (*arguments, *SCALES[scales or "none"]), options, "sm_90")
 
 
 _OF_A_QUARTER = 512 * 32
@@ -193,60 +192,43 @@ _OF_A_QUARTER = 512 * 32
 SMALL = GemmConfig(block_n=128, parts=1, stages=5)
 LOW = GemmConfig(block_m=64, block_n=128, parts=1, stages=5, num_warps=4, maxnreg=255)
 FORMS = {
-    "128x256 rows": (GemmConfig(), False),
-    "128x128 columns": (SMALL, True),
-    "64x256 columns": (replace(LOW, block_n=256, parts=2, stages=4), True),
-    "64x128 rows": (LOW, False),
+    "128x256 rows": (GemmConfig(), False, ""),
+    "128x128 columns": (SMALL, True, ""),
+    "64x256 columns": (replace(LOW, block_n=256, parts=2, stages=4), True, ""),
+    "64x128 rows": (LOW, False, ""),
+    "8 bits, scales of rows": (GemmConfig(block_k=128, item=1), True, "rows"),
+    "8 bits, blocks 256": (GemmConfig(block_k=128, item=1, num_warps=4), True, "blocks"),
+    "8 bits, blocks 128": (replace(SMALL, block_k=128, item=1, num_warps=4), True, "blocks"),
+    "8 bits, blocks 64 rows": (replace(LOW, block_n=256, parts=2, stages=4, block_k=128, item=1), True, "blocks"),
 }
+"""The core's forms, whether operands lie by columns, and scales."""
 
 
-@pytest.mark.parametrize(("form", "name"), [  # each form of the core with one kernel
-    pytest.param(form, name, marks=[pytest.mark.exhaustive] * ((i + j) % len(KERNELS) != 2))
+@pytest.mark.parametrize(("form", "name"), [  # each form with one kernel, of 8-bit floats with two
+    pytest.param(form, name, marks=[pytest.mark.exhaustive] * ((i + j) % 3 in ((0, 1) if i < 4 else (0,))))
     for i, form in enumerate(FORMS) for j, name in enumerate(KERNELS)
 ])  # fmt: skip
 def test_assembly(name, form):
-    """A product that gathers leaves room for the barrier beside it."""
-    (config, turned), gathers = FORMS[form], name == "gather"
-    made = compiled(name, config, turned=turned, **({"maxnreg": _BESIDE_BARRIER[config.maxnreg]} if gathers else {}))
-    text = assembly(made)
-    assert made.metadata.shared <= 227 * 1024
-    assert "wgmma.mma_async" in text
+    """A product that gathers leaves room for the barrier beside it; the assembler lets steps overlap."""
+    (config, turned, scales), gathers = FORMS[form], name == "gather"
+    few = {"maxnreg": _BESIDE_BARRIER[config.maxnreg]} if gathers or scales == "rows" else {}
+    few |= {"SIZE": 4} if scales and name == "reduce" else {}  # with 8 owners, Triton 3.6 spills two or six registers
+    made = compiled(name, config, turned, scales, **few)
+    text, (many, spilled) = assembly(made), resources(made)
+    assert made.metadata.shared <= (config.shared_bytes if scales else 227 * 1024)
+    assert re.search(r"wgmma\.mma_async" + r"\S*k32\.f32\.e4m3\.e4m3" * bool(scales), text)
     assert re.search(r"cp\.async\.bulk\.tensor\.2d\.global\.shared", text)
     assert (re.search(r"st\.release\.sys\.global\.b64", text) is None) == gathers
-    if gathers:
-        barrier = compile_for(barrier_alone, (I64, I64, 1, 1, *END), {"SIZE": 8, "num_warps": 1}, "sm_90")
-        (many, spilled), (few, _) = resources(made), resources(barrier)
+    if gathers or scales:
         assert spilled == 0
-        assert made.metadata.num_warps // 4 * many * 32 + few * 32 <= _OF_A_QUARTER
         assert made.metadata.shared + 2 * 1024 <= 228 * 1024  # each program has 1 KiB that it does not see
+        assert "serialized" not in assembler_says(text)
+    if gathers:
+        few, _ = resources(compile_for(barrier_alone, (I64, I64, 1, 1, *END), {"SIZE": 8, "num_warps": 1}, "sm_90"))
+        assert made.metadata.num_warps // 4 * many * 32 + few * 32 <= _OF_A_QUARTER
         assert re.search(r"ld\.acquire\.sys\.global\.b32", text)
         assert "fence.proxy.async" in text
         assert re.search(r"atom\.global\.gpu\.acq_rel\.add\.[su]32", text)  # who has waited
-
-
-EIGHT = {
-    "rows": ("rows", GemmConfig(block_k=128, item=1)),
-    "blocks 256": ("blocks", GemmConfig(block_k=128, item=1, num_warps=4)),
-    "blocks 128": ("blocks", replace(SMALL, block_k=128, item=1, num_warps=4)),
-    "blocks 64 rows": ("blocks", replace(LOW, block_n=256, parts=2, stages=4, block_k=128, item=1)),
-}
-
-
-@pytest.mark.parametrize(("form", "name"), [  # each form and each kernel twice
-    pytest.param(form, name, marks=[pytest.mark.exhaustive] * ((i + j) % 3 == 0 or (i == 3 and j == 1)))
-    for i, form in enumerate(EIGHT) for j, name in enumerate(KERNELS)
-])  # fmt: skip
-def test_products_of_8_bit_floats(name, form):
-    """Nothing is spilled, beside the barrier, too, and the assembler lets steps overlap."""
-    scales, config = EIGHT[form]
-    few = {"maxnreg": _BESIDE_BARRIER[config.maxnreg]} if name == "gather" or scales == "rows" else {}
-    few |= {"SIZE": 4} if name == "reduce" else {}  # with 8 owners, Triton 3.6 spills two or six registers
-    made = compiled(name, config, turned=True, scales=scales, eight_bits=True, **few)
-    assert re.search(r"wgmma\.mma_async\S*k32\.f32\.e4m3\.e4m3", assembly(made))
-    assert made.metadata.shared <= config.shared_bytes
-    assert made.metadata.shared + 2 * 1024 <= 228 * 1024
-    assert resources(made)[1] == 0
-    assert "serialized" not in assembler_says(assembly(made))
 
 
 GATHERS, SCATTERS = "all_gather_matmul", "matmul_reduce_scatter"
