@@ -150,12 +150,9 @@ ONE_SIZE = "a line has `nbytes`, or `m`, `n` and `k`"
 
 
 @table(("head", "row", "text"), [
-    ({"measured": None}, {}, "measured"), ({"measured": "yes"}, {}, "measured"),
-    ({"measured": False}, {}, "note"),  # a model also says where its times come from
-    *(({}, row, ONE_SIZE) for row in (
-        {"nbytes": None}, {"m": 8}, {"nbytes": None, "m": 8, "n": 8}, {"gather_dim": 0})),
-    *(({}, row, next(iter(row))) for row in (
-        {"max_nbytes": 4096}, {"nbytes": 0}, {"nbytes": 1 << 61}, {"place": "x"})),
+    ({"measured": "yes"}, {}, "measured"), ({"measured": False}, {}, "note"),  # a model says where its times come from
+    *(({}, row, ONE_SIZE) for row in ({"m": 8}, {"nbytes": None, "m": 8, "n": 8}, {"gather_dim": 0})),
+    *(({}, row, next(iter(row))) for row in ({"max_nbytes": 4096}, {"nbytes": 0}, {"place": "x"})),
 ])  # fmt: skip
 def test_what_a_table_cannot_say(tmp_path, head, row, text):
     path = table_file(tmp_path, row, **head)

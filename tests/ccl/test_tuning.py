@@ -136,12 +136,10 @@ def test_layers():
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[0] < 12 << 30
     assert {(sample.op, sample.gather_dim) for sample in found if 8192 in sample.shape} == set(KINDS)
-    assert FusedSample.of_layer("all_gather_matmul", 1, torch.half, 1, 8, (512, 64, 80)).a_shape == (512, 10)
     with pytest.raises(ArgumentError, match="3 ranks cannot divide 8192 rows and a weight of 28672 x 8192"):
         FusedTuneOptions().points(0, 3)
-    for op, dim, shape in (("all_gather_matmul", 1, (4, 4, 5)), ("matmul_reduce_scatter", None, (5, 4, 4))):
-        with pytest.raises(ArgumentError, match="2 ranks cannot divide 5"):
-            FusedSample(op, dim, torch.half, 0, 2, shape)
+    with pytest.raises(ArgumentError, match="2 ranks cannot divide 5"):
+        FusedSample("matmul_reduce_scatter", None, torch.half, 0, 2, (5, 4, 4))
 
 
 @pytest.mark.slow
@@ -407,19 +405,17 @@ def test_results_are_right_after_measuring_also_in_place(pool, num_ranks, device
         assert set(reasons) - alone == ({HERE} if rank in members else set())
 
 
-@pytest.mark.parametrize(("mode", "configs"), [("first", [{}]), ("exhaustive", [{}, {"comm_sms": 2}])])
+@pytest.mark.parametrize(("mode", "configs"), [("first", [{}]), ("exhaustive", [{"comm_sms": 2}, {}])])
 def test_a_later_context_measures_nothing_or_all_again(pool, tmp_path, mode, configs):
     """What was measured is in the cache, the fastest first, with the launches that the best one was tried with."""
     assert pool.run(twice, 2, str(tmp_path), mode) == [None] * 2
     entries = read_table(tmp_path / "ccl" / "cpu-2.json").entries
     points = {(each.op, each.dtype, each.size, each.place) for each in entries}
     assert points == {("all_reduce", "float32", (1024,), "ordinary")}
-    best, others = entries[: len(configs)], entries[len(configs) :]
-    assert {each.algorithm for each in best} == {"two_shot"}
-    assert sorted((each.config for each in best), key=len) == configs
-    assert {each.algorithm for each in others} == WATCHED - {"two_shot"}
-    assert [each.seconds for each in entries] == [SECONDS] * len(best) + [SLOW_SECONDS] * 3
-    assert [each.config for each in others] == [{}] * 3
+    slow = [(name, SLOW_SECONDS, {}) for name in WATCHED - {"two_shot"}]
+    found = [(each.algorithm, each.seconds, each.config) for each in entries]
+    assert sorted(found[: len(configs)], key=str) == [("two_shot", SECONDS, config) for config in configs]
+    assert sorted(found[len(configs) :], key=str) == sorted(slow, key=str)
 
 
 @table("rounds, seconds", [

@@ -136,11 +136,9 @@ def test_models_come_near_what_was_measured(path, tmp_path, monkeypatch):
 
 @table(("text", "holds"), [
     (None, False),  # a device that was not probed
-    *((json.dumps({"format": 1, "device": "x", "facts": {"whole_lines": {"holds": holds}}}), holds)
-      for holds in (True, False)),
-    *((text, False) for text in (
-        "", "[]", "[" * 100_000, '{"format": 2, "facts": {}}', '{"format": 1, "facts": {"magic": {}}}',
-        '{"format": 1, "facts": {"whole_lines": {"holds": "no"}}}', '{"format": 1, "facts": {"whole_lines": 1}}')),
+    *((json.dumps({"format": 1, "device": "x", "facts": {"whole_lines": {"holds": holds}}}), holds is True)
+      for holds in (True, False, "no")),
+    *((text, False) for text in ("", "[" * 100_000, '{"format": 2, "facts": {}}')),
 ])  # fmt: skip
 def test_facts_are_read(tmp_path, monkeypatch, text, holds):
     monkeypatch.setenv("IRIS_CACHE_DIR", str(tmp_path))

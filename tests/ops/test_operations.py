@@ -33,9 +33,8 @@ def test_packets(pool, tmp_path, num_ranks, device):
         assert wrong == []
 
 
-@pytest.mark.parametrize("num_ranks", [2])
-def test_float32_is_multiplied_as_torch_does_it(pool, num_ranks, device):
-    for errors in pool.run(float32_precisions, num_ranks, device, ("unfused", "two_shot")):
+def test_float32_is_multiplied_as_torch_does_it(pool, device):
+    for errors in pool.run(float32_precisions, 2, device, ("unfused", "two_shot")):
         assert len(errors) == 18
         for (default, wish, name), (error, setting) in errors.items():
             assert setting == default  # as it was

@@ -295,9 +295,8 @@ def test_packets_of_elements_that_are_far_apart(pool):
     assert pool.run(far_apart, 2, "cpu") == [0, 0]
 
 
-@pytest.mark.parametrize("num_ranks", [2])
-def test_refused_calls(pool, num_ranks, device):
-    for wrong, explained in pool.run(refused, num_ranks, device):
+def test_refused_calls(pool, device):
+    for wrong, explained in pool.run(refused, 2, device):
         assert wrong == []
         text = "all_gather_matmul: \\w+, the cheapest by its model\n  unfused .*us, model\n  fetch .*\n  copy_engine"
         assert re.match(text, explained, re.DOTALL)
