@@ -102,13 +102,6 @@ def reducing_cases(each=None, known=CHOSEN):
             yield of(kind, dtype, reduction=options[(number + i) % len(options)], shape=(5, 3))
 
 
-def reducing_pairs():
-    """Every dtype with every reduction, by the operations in turn."""
-    for number, dtype in enumerate((*FLOATS, *INTEGERS, "bool")):
-        for i, reduction in enumerate(reductions(dtype)):
-            yield Case(REDUCING[(number + i) % len(REDUCING)], dtype, reduction, shape=(5, 3))
-
-
 def moving_cases(known=CHOSEN):
     for number, (kind, dtype) in enumerate(itertools.product(known, (*FLOATS, *INTEGERS, *MOVED))):
         if kind[0] not in REDUCING:

@@ -11,6 +11,7 @@ import random
 import re
 import threading
 import time
+from unittest import mock
 
 import pytest
 import torch
@@ -67,24 +68,30 @@ def meet(ctx):
     time.sleep(random.Random(time.time_ns() + ctx.cur_rank).uniform(0, 0.02))
 
 
-def calls_of(ctx, x, y):
-    """What a program may do next, by name."""
+def calls_of(ctx, x, y, group):
+    """What a program may do, by name; x and y have 24 elements."""
     a, b = torch.ones(16, 16, device=ctx.device), torch.ones(16, 16, device=ctx.device)
-    out = ctx.zeros(16, 16)
+    out, flag = ctx.zeros(16, 16), ctx.zeros(1, dtype=torch.int64)
     outs = {"all_reduce": y, "reduce_scatter": y[: len(y) // ctx.num_ranks]}
     packets = {
         f"{op} {name}": functools.partial(getattr(ctx.ccl, op), outs[op], x, config=Config(algorithm=name))
         for op, name in (*PACKETS, IN_GLUON)
     }
+    reduce, send, recv = functools.partial(ctx.ccl.all_reduce, group=group), ctx.ccl.send, ctx.ccl.recv
     return {
         **packets,
-        "all_reduce": lambda: ctx.ccl.all_reduce(y, x),
-        "all_reduce of another kind": lambda: ctx.ccl.all_reduce(y[:3], x[:3]),
-        "async": lambda: ctx.ccl.all_reduce(y, x, async_op=True).wait(),
+        "all_reduce": lambda: reduce(y, x),
+        "all_reduce of another kind": lambda: reduce(y[:3], x[:3]),
+        "one_shot": lambda: reduce(y, x, config=Config(algorithm="one_shot")),
+        "one_shot of half": lambda: reduce(y[:3], x[:3], config=Config(algorithm="one_shot")),
+        "async": lambda: reduce(y, x, async_op=True).wait(),
         "matmul_all_reduce": lambda: ctx.ops.matmul_all_reduce(out, a, b),
         "device_barrier": ctx.device_barrier,
         "ccl.barrier": ctx.ccl.barrier,
         "barrier": ctx.barrier,
+        "message": lambda: send(x, 1) if ctx.cur_rank == 0 else recv(y, 0) if ctx.cur_rank == 1 else None,
+        "message of less": lambda: send(x, 1) if ctx.cur_rank == 0 else recv(y[:1], 0),
+        "own kernel": lambda: wait_for_nothing[(1,)](flag, ctx.get_device_context(), ctx.num_ranks),
     }
 
 
@@ -92,66 +99,32 @@ failing = on_heap("16MiB", packets=True, IRIS_DEVICE_TIMEOUT=SOON)
 
 
 @failing
-def gives_up(ctx, following, first="all_reduce"):
-    """Rank 1 does not come to a call; returns what the next one, if any, raises on each; then all reset and go on."""
-    x, y = ctx.ones(6, 4), ctx.zeros(6, 4)
-    calls = calls_of(ctx, x, y)
-    for name in filter(None, (following, first)):
-        calls[name]()
+def goes_wrong(ctx, before, made, following, groups=None, resets=True):
+    """Each rank makes a call, or none, and these go wrong; later ones are right, behind a reset or without.
+
+    Returns what the next one, if any, raises on each, as facts and text; all have made those `before`.
+    """
+    x, y, texts = ctx.ones(6, 4), ctx.zeros(6, 4), []
+    group = groups and next(each for each in groups if ctx.cur_rank in each)
+    calls = calls_of(ctx, x, y, group)
+    for name in (following, *before):
+        calls.get(name, lambda: None)()
     meet(ctx)
-    if ctx.cur_rank != 1:
-        with in_vain(20 if ctx.num_ranks == 2 else 2):
-            calls[first]()
+    with in_vain(20 if sum(map(bool, made)) == 1 else 2):
+        calls.get(made[ctx.cur_rank], lambda: None)()
     meet(ctx)
-    said = facts_of(calls[following]) if following else None
+    said = facts_of(calls[following], texts) if following else None
     meet(ctx)
-    ctx.ccl.reset()
-    for name in (first, "all_reduce") * 3:
+    if resets:
+        ctx.ccl.reset(group)
+    for name in (*before, "all_reduce") * 3:
         y.zero_()
         calls[name]()
-        assert y[y != 0].unique().tolist() == [float(ctx.num_ranks)] * (name != "device_barrier")
+        wanted = {"message": [1.0] * (ctx.cur_rank == 1), "device_barrier": []}.get(name, [float(len(group or made))])
+        assert y[y != 0].unique().tolist() == wanted
     ctx.device_barrier()
     ctx.barrier()
-    return said
-
-
-def goes_wrong(device, how):
-    """A call goes wrong on rank 1: what the next one raises, as facts and text; later ones are right.
-
-    Args:
-        how: it makes "another call" that all know; it waits for nothing in a kernel of its "own"; it does not come to
-            its "group"; it expects another "message" than rank 0 sends, through words that all know.
-    """
-    bound = {"IRIS_DEVICE_TIMEOUT": SOON} if how in ("own kernel", "group") else {}
-    with environment(**bound), Iris("16MiB", device=device) as ctx:
-        rank, x, y, texts, group = ctx.cur_rank, ctx.ones(8), ctx.zeros(8), [], None
-        config = Config(algorithm="one_shot") if how == "another call" else None
-        if how == "group":
-            group = (0, 1) if rank < 2 else (2, 3)
-        reduce = functools.partial(ctx.ccl.all_reduce, y, x, group=group, config=config)
-        reduce()
-        if how == "another call":
-            ctx.ccl.all_reduce(y[:4], x[:4], config=config)
-        flag = ctx.zeros(1, dtype=torch.int64)
-        meet(ctx)
-        with in_vain(20) if rank == {"own kernel": 1, "group": 0}.get(how) else contextlib.nullcontext():
-            if how == "own kernel" and rank == 1:
-                wait_for_nothing[(1,)](flag, ctx.get_device_context(), ctx.num_ranks)
-            elif how == "group" and rank != 1:
-                reduce()
-            elif how == "another call":
-                reduce() if rank == 1 else ctx.ccl.all_reduce(y[:4], x[:4], config=config)
-            elif how == "message" and rank < 2:
-                ctx.ccl.send(x, 1) if rank == 0 else ctx.ccl.recv(y[:4], 0)
-        meet(ctx)
-        said = facts_of(ctx.barrier if how == "message" else reduce, texts)
-        meet(ctx)
-        if how in ("group", "another call"):
-            ctx.ccl.reset(group)
-        reduce()
-        ctx.barrier()
-        assert y.unique().tolist() == [2.0 if how == "group" else float(ctx.num_ranks)]
-        return said, texts
+    return said, texts
 
 
 @failing
@@ -264,28 +237,37 @@ SELDOM = pytest.mark.exhaustive(device="cpu")
     (2, "device_barrier", "all_reduce", ""), (2, "all_reduce", None, ""),  # a reset drops what was not raised
 ])  # fmt: skip
 def test_every_member_raises_at_its_next_call(pool, num_ranks, first, following, encoding, device):
+    """Rank 1 does not come."""
     late = [("DeviceTimeoutError", rank, 1, first.split()[0]) for rank in (0, 2)[: num_ranks - 1]]
-    for said in pool.run(gives_up, num_ranks, device, following, first):
+    made = (first, "", first)[:num_ranks]
+    for said, _ in pool.run(goes_wrong, num_ranks, device, (first,), made, following):
         assert said in (late if following else [None])
 
 
 @pytest.mark.parametrize("num_ranks", rank_counts(3, seldom=[2]))
 def test_every_member_hears_of_a_different_call(pool, num_ranks, device):
-    for (kind, rank, peer, op), (text,) in pool.run(goes_wrong, num_ranks, device, "another call"):
+    both = "one_shot of half", "one_shot"
+    for (kind, rank, peer, op), (text,) in pool.run(goes_wrong, num_ranks, device, both, (*both, both[0]), both[1]):
         assert (kind, op, 1 in (rank, peer), rank != peer) == ("DeviceError", "all_reduce", True, True)
         for who in (rank, peer):
-            elements = 8 if who == 1 else 4
+            elements = 24 if who == 1 else 12
             assert f"on rank {who}, operation all_reduce, dtype float32, elements {elements}," in text
 
 
-@pytest.mark.parametrize(("num_ranks", "how", "wanted"), [
-    *(pytest.param(number, "own kernel", [("DeviceTimeoutError", 1, None, "")] * number, marks=marks)
-      for number, marks in ((2, SELDOM), (3, ()))),
-    (4, "group", [("DeviceTimeoutError", 0, 1, "all_reduce")] * 2 + [None] * 2),  # other groups go on
-    (3, "message", [("DeviceError", 1, 0, "recv")] * 2 + [None]),  # other ranks hear nothing of messages
+TWO = (0, 1), (2, 3)
+
+
+@pytest.mark.parametrize(("before", "made", "following", "groups", "resets", "num_ranks", "wanted"), [
+    *(pytest.param((), ("", "own kernel", ""), "all_reduce", None, False, n, [("DeviceTimeoutError", 1, None, "")] * n,
+                   marks=marks) for n, marks in ((2, SELDOM), (3, ()))),
+    (("all_reduce",), ("all_reduce", "", "all_reduce", "all_reduce"), "all_reduce", TWO, True, 4,
+     [("DeviceTimeoutError", 0, 1, "all_reduce")] * 2 + [None] * 2),  # other groups go on
+    (("message",), ("message of less",) * 2 + ("",), "barrier", None, False, 3,
+     [("DeviceError", 1, 0, "recv")] * 2 + [None]),  # other ranks hear nothing of messages
 ])  # fmt: skip
-def test_who_hears_of_what_goes_wrong(pool, num_ranks, device, how, wanted):
-    assert [said for said, _ in pool.run(goes_wrong, num_ranks, device, how)] == wanted
+def test_who_hears_of_what_goes_wrong(pool, before, made, following, groups, resets, num_ranks, wanted, device):
+    how = before, made, following, groups, resets
+    assert [said for said, _ in pool.run(goes_wrong, num_ranks, device, *how)] == wanted
 
 
 @pytest.mark.parametrize("op", ["send", "recv"])
@@ -318,46 +300,32 @@ def test_the_watchdog_begins_with_the_first_kernel_unless_it_is_switched_off(mon
         assert threads() == ["iris-watchdog"] * bool(begin)
 
 
-class Driver(set):
-    """The addresses that a driver has registered, which refuses those again, as NVIDIA's does; `code` is its answer."""
+def test_registered_pages(monkeypatch):
+    """Kernels of a context that was dropped may still write there: else the next context could not register its own."""
+    known, gpu, pages, code = set(), DeviceTarget(DeviceType.CUDA), [], [0]
 
-    code = 0
+    def register(address, nbytes, flags):  # NVIDIA's driver refuses what is registered
+        answer = 712 if address.value in known else code[0]
+        known.add(address.value)
+        return answer
 
-    def register(self, address, nbytes, flags):
-        if not self.code and address.value not in self:
-            return self.add(address.value) or 0
-        return self.code or 712
-
-    def locate(self, found, address, flags):
+    def locate(found, address, flags):
         found._obj.value = address.value
         return 0
 
-    def unregister(self, address):
-        self.discard(address.value)
-        return 0
-
-
-@pytest.fixture
-def driver(monkeypatch):
-    found = Driver()
+    driver = mock.Mock(register=register, locate=locate, unregister=lambda address: known.discard(address.value) or 0)
     monkeypatch.setattr(status, "_DRIVERS", {DeviceType.CUDA: ("a driver", "register", "locate", "unregister")})
-    monkeypatch.setattr(status.ctypes, "CDLL", lambda name: found)
+    monkeypatch.setattr(status.ctypes, "CDLL", lambda name: driver)
     monkeypatch.setattr(status, "_registered", {})
-    return found
-
-
-def test_registered_pages(driver):
-    """Kernels of a context that was dropped may still write there: else the next context could not register its own."""
-    gpu, pages = DeviceTarget(DeviceType.CUDA), []
     for _ in range(4):
         pages.append(StatusPage(World()))
         assert pages[-1].register(gpu) == pages[-1].address
     last = pages.pop()
     del pages
-    assert len(driver) == 4
+    assert len(known) == 4
     for _ in range(2):
         last.close()
-    assert len(driver) == len(status._registered) == 3
-    driver.code = 801
+    assert len(known) == len(status._registered) == 3
+    code[0] = 801
     with pytest.raises(DeviceError, match="register failed with code 801"):
         StatusPage(World()).register(gpu)

@@ -5,6 +5,7 @@ import re
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -105,27 +106,16 @@ CUDA, HIP = ("cuda.bindings", "driver", "CUresult", "CUDA_SUCCESS"), ("hip", "hi
     (DeviceType.HIP, "hipMemcpyDtoDAsync", "hipStreamWriteValue32", HIP),
 ])  # fmt: skip
 def test_copies_of_a_gpu_and_words_behind_them(monkeypatch, device, copy, write, driver):
-    asked = []
-
-    def answering(function):
-        def answer(*arguments):
-            asked.append((function, *arguments))
-            return answers.pop()
-
-        answers, answer.__name__ = [(Code(1),), (Code(0),)], function
-        return answer
-
     module, name, holder, success = driver
-    there = {holder: SimpleNamespace(**{success: Code(0)}), copy: answering(copy), write: answering(write)}
-    there |= {"CUdeviceptr": int, "CUstream": int}
-    monkeypatch.setitem(sys.modules, module, SimpleNamespace(**{name: SimpleNamespace(**there)}))
+    asked = {each: mock.Mock(__name__=each, side_effect=[(Code(0),), (Code(1),)]) for each in (copy, write)}
+    there = SimpleNamespace(**asked, **{holder: SimpleNamespace(**{success: Code(0)})}, CUdeviceptr=int, CUstream=int)
+    monkeypatch.setitem(sys.modules, module, SimpleNamespace(**{name: there}))
     (moves, writes, *_), given = copies.engines(device), (1 << 40, 1 << 41, 4096, 7)
-    moves(*given)
-    writes(*given)
-    assert asked == [(copy, *given), (write, given[-1], *given[:-1])]  # there the stream stands first
-    for each, function in ((moves, copy), (writes, write)):
+    for call, function, wanted in ((moves, copy, given), (writes, write, (7, *given[:-1]))):  # where the stream is
+        call(*given)
+        asked[function].assert_called_once_with(*wanted)
         with pytest.raises(DriverError, match=f"{function}.*INVALID_VALUE"):
-            each(*given)
+            call(*given)
 
 
 @table("found", [lambda name: None, lambda name: importlib.import_module("no_such_package")])
