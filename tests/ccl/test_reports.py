@@ -15,6 +15,7 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 import triton
 import triton.language as tl
 from ccl_cases import ENCODINGS
@@ -128,25 +129,42 @@ def goes_wrong(ctx, before, made, following, groups=None, resets=True):
 
 
 @failing
-def messages_at_the_same_time(ctx, op):
-    """Rank 0 makes a call twice at once, as graphs do, and rank 1 comes to none: the next barrier says so."""
-    peer = 1 - ctx.cur_rank
-    count = ctx.ccl.team((0, 1)).mail.nbytes // 4  # more pieces than an inbox takes
-    small, large = torch.ones(1, device=ctx.device), torch.ones(count, device=ctx.device)
-    ctx.ccl.send(small, 1) if peer == 1 else ctx.ccl.recv(small, 0)
-    ctx.ccl.recv(small, 1) if peer == 1 else ctx.ccl.send(small, 0)
+def at_the_same_time(ctx, name):
+    """Rank 0 makes a call twice at once, as graphs do: its next barrier says so, and after a reset all is well.
+
+    To messages, of more pieces than an inbox takes, rank 1 does not come; to collectives it does when both wait.
+    """
+    x, y, rank, texts = ctx.ones(6, 4), ctx.zeros(6, 4), ctx.cur_rank, []
+    calls, comes = calls_of(ctx, x, y, None), name not in ("send", "recv")
+    large = torch.ones(ctx.ccl.team((0, 1)).mail.nbytes // 4, device=ctx.device)
+    calls |= {each: functools.partial(getattr(ctx.ccl, each), large, 1) for each in ("send", "recv")}
+    calls["reply"] = lambda: ctx.ccl.recv(y, 1) if rank == 0 else ctx.ccl.send(x, 0)
+    known = [name] if comes else ["message", "reply"]
+    for each in known:
+        calls[each]()
     for order in ctx.ccl._binder._orders.values():
         order._lock = contextlib.nullcontext()
     meet(ctx)
-    if ctx.cur_rank == 0:
-        with in_vain(20), concurrent.futures.ThreadPoolExecutor() as threads:
-            for _ in range(2):
-                threads.submit(facts_of, lambda: getattr(ctx.ccl, op)(large, 1))
+    store, both_wait = dist.distributed_c10d._get_default_store(), f"at the same time/{name}"
+    with in_vain(1 if comes else 20), concurrent.futures.ThreadPoolExecutor(2 if rank == 0 else 1) as threads:
+        if comes and rank == 1:
+            store.wait([both_wait])
+        for _ in range(2 * (comes or rank == 0)):
+            threads.submit(facts_of, calls[name])
+            time.sleep(0.5 * (comes and rank == 0))
+        store.set(both_wait, "")
     meet(ctx)
-    assert facts_of(ctx.barrier)[:3] == ("DeviceError", 0, 0)
+    said = facts_of(ctx.barrier, texts)
+    assert (comes and rank == 1) or said[:3] == ("DeviceError", 0, 0)
+    assert rank == 1 or "at the same time on the device of rank 0" in texts[0]
+    meet(ctx)
     ctx.ccl.reset()
-    ctx.ccl.send(small, 1) if peer == 1 else ctx.ccl.recv(small, 0)
-    ctx.barrier()
+    for _ in range(3):
+        y.zero_()
+        for each in known:
+            calls[each]()
+        ctx.barrier()
+        assert y.unique().tolist() == ([2.0] if comes else [1.0])
 
 
 @failing
@@ -270,10 +288,13 @@ def test_who_hears_of_what_goes_wrong(pool, before, made, following, groups, res
     assert [said for said, _ in pool.run(goes_wrong, num_ranks, device, *how)] == wanted
 
 
-@pytest.mark.parametrize("op", ["send", "recv"])
-def test_messages_at_the_same_time_are_reported(pool, op):
-    """Two graphs on two streams do the same on GPUs."""
-    assert pool.run(messages_at_the_same_time, 2, "cpu", op) == [None] * 2
+@pytest.mark.parametrize("name", [
+    "send", "recv", "all_reduce sentinel_split", "one_shot",
+    *(pytest.param(f"all_reduce {each}_two_shot", marks=pytest.mark.exhaustive) for each in ("sentinel", "ll128")),
+])  # fmt: skip
+def test_launches_at_the_same_time_are_reported(pool, name):
+    """Two graphs on two streams do the same on GPUs: see tests/multigpu."""
+    assert pool.run(at_the_same_time, 2, "cpu", name) == [None] * 2
 
 
 @pytest.mark.multigpu(2)

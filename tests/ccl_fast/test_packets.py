@@ -6,7 +6,6 @@ import itertools
 import json
 import random
 import re
-import threading
 import time
 from functools import partial
 from types import SimpleNamespace
@@ -220,31 +219,6 @@ def plan_again(ctx, algorithms):
         assert torch.equal(target.cpu(), expected.float()), (algorithm, turn)
 
 
-def run_overlapping(device, algorithm):
-    """Rank 0 makes two calls at once, as graphs do: its next barrier says so, and after a reset all is well."""
-    case = Case("all_reduce", "float32", shape=(40,), config={"algorithm": algorithm})
-    with played(device, [case] * 2, IRIS_DEVICE_TIMEOUT="4") as (ctx, both):
-        for order in ctx.ccl._binder._orders.values():
-            order._lock = contextlib.nullcontext()
-        first = threading.Thread(target=jobs_ccl.call, args=(ctx, case, both[0]))
-        store, both_wait = dist.distributed_c10d._get_default_store(), f"overlapping/{algorithm}"
-        if ctx.cur_rank > 0:
-            store.wait([both_wait])
-        first.start()
-        if ctx.cur_rank > 0:
-            first.join()
-        else:
-            time.sleep(0.5)
-            threading.Timer(0.5, store.set, (both_wait, "")).start()
-        jobs_ccl.call(ctx, case, both[1])
-        first.join()
-        text = said_by(ctx.barrier)
-        dist.barrier()
-        words = rf"DeviceError(?=.*at the same time on the device of rank 0)(?=.*all_reduce).*\({algorithm}\)"
-        assert ctx.cur_rank > 0 or re.match(words, text, re.DOTALL), text
-        go_on(ctx, both[:1])
-
-
 def call_in_other_order(device, algorithm):
     """Two calls, on the last rank in the other order: all raise it, and after a reset all is well."""
     is_norm, config = algorithm.endswith(" norm"), {"algorithm": algorithm}
@@ -309,15 +283,6 @@ def test_epochs_wrap_around(pool, some, encoding, epoch, num_ranks, device):
 def test_one_member_plans_again(pool, encoding, device):
     names = [algorithm for op, algorithm in kinds(encoding) if op == "all_reduce"]
     assert pool.run(plan_again, 2, device, names) == [None] * 2
-
-
-@pytest.mark.parametrize("algorithm", [
-    "sentinel_split", "one_shot",
-    *(pytest.param(f"{each}_shot", marks=pytest.mark.exhaustive) for each in ("ll_one", "sentinel_one", "ll128_two")),
-])  # fmt: skip
-def test_launches_at_the_same_time_are_reported(pool, algorithm):
-    """Two graphs on two streams do the same on GPUs: see tests/multigpu."""
-    assert pool.run(run_overlapping, 2, "cpu", algorithm) == [None] * 2
 
 
 @pytest.mark.parametrize(("num_ranks", "algorithm"), [

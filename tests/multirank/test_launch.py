@@ -8,7 +8,6 @@ import sys
 
 import jobs_launch as jobs
 import pytest
-import torch
 from tables import table
 
 import iris_core
@@ -70,14 +69,6 @@ def test_the_pool_survives_failures(monkeypatch):
         with pytest.raises(RankError, match="cannot be sent"):
             pool.run(jobs.unpicklable, 1)
         assert pool.run(jobs.describe, 2, "y") == [("y", r, 2, str(r), str(r)) for r in range(2)]
-
-
-def test_ranks_of_torch_multiprocessing(tmp_path, device):
-    method = "spawn" if device == "cuda" else "forkserver"  # which has imported torch
-    answers = torch.multiprocessing.get_context(method).SimpleQueue()
-    args = 2, device, str(tmp_path / "store"), answers
-    torch.multiprocessing.start_processes(jobs.spawned, args, 2, start_method=method)
-    assert sorted(answers.get() for _ in range(2)) == [(0, 2, 0.0), (1, 2, 4.0)]
 
 
 def test_a_forked_child_is_refused_and_disturbs_nothing(pool, device):

@@ -63,13 +63,10 @@ def cases(on_cpu):
         yield Case(op, algorithm, shape, *dtypes, **how, config=chosen)
 
 
-def one_of_each(on_cpu, shapes=None):
-    """A call of every algorithm, for sequences of calls: tiny ones on CPU ranks, unless shapes are given.
-
-    On GPUs they divide the rows into tiles of 64 and of 128.
-    """
+def one_of_each(on_cpu):
+    """A call of every algorithm, for sequences of calls: on GPUs with tiles of 64 rows and of 128."""
     config = {**TINY, "num_sms": 2} if on_cpu else {}
-    for number, shape in enumerate(shapes or ([(64, 64, 32)] if on_cpu else [(192, 264, 96), (256, 520, 520)])):
+    for number, shape in enumerate([(64, 64, 32)] if on_cpu else [(192, 264, 96), (256, 520, 520)]):
         dtype = ("bfloat16", "float16")[number % 2]
         place = ("heap", "ordinary")[number % 2]
         how = {"bias": "columns", "config": config, "place": place, "out_place": place}
