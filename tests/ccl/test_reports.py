@@ -3,7 +3,6 @@
 import concurrent.futures
 import contextlib
 import functools
-import logging
 import operator
 import os
 import pathlib
@@ -30,6 +29,7 @@ from iris_core.ccl import Config
 from iris_core.device import status
 from iris_core.device.status import StatusPage
 from iris_core.errors import DeviceError
+from iris_core.logs import logger
 from iris_core.types import DeviceTarget, DeviceType
 from iris_core.world import World
 
@@ -193,19 +193,17 @@ def in_graphs(ctx, replays):
 @contextlib.contextmanager
 def recorded(warned):
     """Records of Iris's logger; with the first warning of a wait, the file `warned` is made."""
-    records, handler = [], logging.Handler()
+    records = []
 
-    def emit(record):
+    def note(record):
         records.append(record.getMessage())
         if " has waited for " in records[-1]:
             warned.touch()
+        return True
 
-    handler.emit = emit
-    logging.getLogger("iris").addHandler(handler)
-    try:
-        yield records
-    finally:
-        logging.getLogger("iris").removeHandler(handler)
+    logger.addFilter(note)
+    yield records
+    logger.removeFilter(note)
 
 
 def threads():

@@ -14,8 +14,6 @@ from jobs_ccl import on_heap, run_cases
 from jobs_common import unlike
 from ops_cases import OPS as PRODUCTS
 from ops_cases import Case as Product
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
 
 from iris_core import Iris
 from iris_core.ccl import Config
@@ -91,26 +89,6 @@ def refusals(ctx):
     assert "on NVIDIA GPUs only" in torch_symm.reason
 
 
-@on_heap("8MiB")
-def meshes(ctx):
-    """Sums over each dimension of a mesh of 2 x 2 ranks, and what wrong groups and tensors say."""
-    mesh = init_device_mesh(ctx.device.partition(":")[0], (2, 2), mesh_dim_names=("dp", "tp"))
-    part = distribute_tensor(torch.ones(4, 4), mesh, [Shard(0), Shard(1)])
-    y, rank = ctx.zeros(2), ctx.cur_rank
-    for name, total in (("dp", 2.0 * (rank % 2) + 2), ("tp", 4.0 * (rank // 2) + 1)):
-        ctx.ccl.all_reduce(y, torch.full((2,), float(rank), device=ctx.device), group=mesh[name])
-        ctx.device_barrier(mesh[name])
-        ctx.barrier(group=mesh[name])
-        assert y.tolist() == [total] * 2
-    reduce = ctx.ccl.all_reduce
-    wrong = unlike(
-        (r"GroupError.*of 2 dimensions; pass one of them: mesh\[name\]", lambda: reduce(y, y, group=mesh)),
-        ("TypeError: all_reduce: the output is a DTensor; pass this rank's part", lambda: reduce(part, part)),
-        (r".*tensor.to_local\(\)", lambda: ctx.ops.matmul_all_reduce(ctx.zeros(4, 4), part, part)),
-    )
-    assert wrong == []
-
-
 def gloo_sum(dying=None):
     if dying == dist.get_rank():
         os._exit(7)
@@ -135,11 +113,6 @@ def test_results_are_right(pool, num_ranks, device, members):
 
 def test_what_it_cannot_serve_is_refused_with_the_reason(pool):
     assert pool.run(refusals, 2, "cpu") == [None] * 2
-
-
-@pytest.mark.parametrize("num_ranks", [4])
-def test_meshes(pool, num_ranks, device):
-    assert pool.run(meshes, num_ranks, device) == [None] * num_ranks
 
 
 def test_a_process_that_is_newer_than_others_meets_them(monkeypatch):

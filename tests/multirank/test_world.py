@@ -1,6 +1,8 @@
 """The world of ranks: agreement, and groups.  What ends and diverges: test_faults, test_exchanges, tests/core."""
 
+import os
 import re
+from unittest import mock
 
 import pytest
 import torch
@@ -22,7 +24,9 @@ def subgroups(device: str) -> tuple[int, int, float, str]:
     """Two worlds of two ranks inside a world of four, whatever torch's default device; barriers of all are refused."""
     halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     mine = halves[dist.get_rank() // 2]
-    with torch.device("meta"), Iris("1MiB", device=device, group=mine) as ctx:
+    variables = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    bare = mock.patch.dict(os.environ, variables, clear=True)  # as torch.multiprocessing starts ranks
+    with bare, torch.device("meta"), Iris("1MiB", device=device, group=mine) as ctx:
         x = ctx.full((4,), float(dist.get_rank()), dtype=torch.bfloat16)
         ctx.barrier()
         ctx.barrier(group=mine)
