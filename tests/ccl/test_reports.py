@@ -202,8 +202,10 @@ def recorded(warned):
         return True
 
     logger.addFilter(note)
-    yield records
-    logger.removeFilter(note)
+    try:
+        yield records
+    finally:
+        logger.removeFilter(note)
 
 
 def threads():
