@@ -46,14 +46,6 @@ def total(ctx, count=6, **how):
     return out.unique().tolist()
 
 
-def wait_until(holds):
-    """Wait for what another rank or thread does."""
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 class Tensors:
     """Input and output of a rank where a case wants them; made in the same order on every rank."""
 

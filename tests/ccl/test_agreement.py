@@ -14,8 +14,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from ccl_cases import OPS
-from jobs_ccl import on_heap, total, wait_until
+from jobs_ccl import on_heap, total
 from jobs_common import environment, kind_of, said_by, unlike
+from rank_processes import wait_until
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 

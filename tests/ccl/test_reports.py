@@ -18,9 +18,10 @@ import torch.distributed as dist
 import triton
 import triton.language as tl
 from ccl_cases import ENCODINGS
-from jobs_ccl import on_heap, wait_until
+from jobs_ccl import on_heap
 from jobs_common import environment, in_vain
 from rank_counts import rank_counts
+from rank_processes import wait_until
 from tables import table
 
 import iris_triton as iris
