@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 from jobs_ccl import on_heap
+from jobs_common import said_by
 
 from iris_core import Iris
 from iris_core.ccl import Config
@@ -44,6 +45,7 @@ def what_a_group_gets(ctx, groups):
         chosen[name] = ctx.ops.matmul_all_reduce_preamble(out, a, b, config=config, group=members).variant
     team = ctx.ccl.team(members)
     sizes = [team.workspace("of a test", nbytes).nbytes for nbytes in (3 << 20, 9 << 20)]
+    assert "workspace 'huge' of a collective needs" in said_by(team.region, "huge", 1 << 30)
     x, y = ctx.ones(1 << 20), torch.zeros(1 << 20, device=ctx.device)
     message = ctx.ccl.explain("all_reduce", y, x, group=members).algorithm
     ctx.ccl.all_reduce(y, x, group=members)
