@@ -21,9 +21,11 @@ REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 OPS = (*REDUCING, "all_gather", "all_to_all", "broadcast", "gather", "scatter")
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
 MOVED = ("bool", "float8_e4m3fn", "complex64", "complex128")
-PLACES = ("heap", "ordinary", "skewed", "strided", "strided ordinary", "transposed", "input only", "output only")
+PLACES = (
+    "heap", "ordinary", "skewed", "strided", "strided ordinary", "gaps", "transposed", "input only", "output only",
+)  # fmt: skip
 """Where tensors lie: on the heap; off it; on the heap at another offset on each rank, aligned to elements only; with
-gaps between elements; with columns one behind the other; only one of the two on the heap."""
+gaps between elements, or rows; with columns one behind the other; only one of the two on the heap."""
 ENCODINGS = ("ll", "ll128", "sentinel")
 CHOSEN = tuple((op, None) for op in OPS)
 SMALL = "64KiB"
@@ -100,17 +102,10 @@ def reducing_cases(each=None, known=CHOSEN):
             yield of(kind, dtype, reduction=options[(number + i) % len(options)], shape=(5, 3))
 
 
-def reducing_pairs():
-    """Every dtype with every reduction, by the operations in turn."""
-    for number, dtype in enumerate((*FLOATS, *INTEGERS, "bool")):
-        for i, reduction in enumerate(reductions(dtype)):
-            yield Case(REDUCING[(number + i) % len(REDUCING)], dtype, reduction, shape=(5, 3))
-
-
 def moving_cases(known=CHOSEN):
-    for kind, dtype in itertools.product(known, (*FLOATS, *INTEGERS, *MOVED)):
+    for number, (kind, dtype) in enumerate(itertools.product(known, (*FLOATS, *INTEGERS, *MOVED))):
         if kind[0] not in REDUCING:
-            yield of(kind, dtype, shape=(5, 3))
+            yield of(kind, dtype, shape=(5, 16), place=("heap", "gaps", "ordinary")[number % 3])
 
 
 def shape_cases(known=CHOSEN):
@@ -242,11 +237,12 @@ def expected(case, rank, inputs):
 
 def request(case, size, **changes):
     """What an algorithm is asked on rank 0, as far as `supports` may look."""
-    step, is_dense = 2 if "strided" in case.place else 1, "strided" not in case.place and case.place != "transposed"
+    step, is_dense = 2 if "strided" in case.place else 1, case.place in PLACES[:3] + PLACES[-2:]
     sides = []
     for shape, elsewhere in ((input_shape(case, 0, size), "output only"), (output_shape(case, 0, size), "input only")):
         stride = tuple(step * each for each in dense(shape))
         stride = stride[::-1] if case.place == "transposed" and len(shape) == 2 else stride
+        stride = (*(2 * each for each in stride[:-1]), 1) if case.place == "gaps" else stride
         sides.append((shape, stride, is_dense and case.place not in ("ordinary", elsewhere)))
     options = {"layout": case.layout, "uneven": bool(case.splits), "in_place": case.in_place, "root": case.root}
     options |= {"config": {name: value for name, value in case.config.items() if name != "algorithm"}, "aligned": True}

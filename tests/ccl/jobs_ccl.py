@@ -46,14 +46,6 @@ def total(ctx, count=6, **how):
     return out.unique().tolist()
 
 
-def wait_until(holds):
-    """Wait for what another rank or thread does."""
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 class Tensors:
     """Input and output of a rank where a case wants them; made in the same order on every rank."""
 
@@ -76,7 +68,7 @@ class Tensors:
     def _make(self, other_only, shape):
         """A tensor that lies on the heap, unless the case's place is off it, or that of the other one only."""
         dtype = getattr(torch, self.case.dtype)
-        step = 2 if "strided" in self.case.place else 1
+        step = 2 if "strided" in self.case.place or self.case.place == "gaps" else 1
         lead = 3 + 5 * self.rank if self.case.place == "skewed" else 0
         nbytes = (step * self._most + 3 + 5 * self.size) * dtype.itemsize
         make = torch.empty if self.case.place in ("ordinary", "strided ordinary", other_only) else self._ctx.empty
@@ -87,7 +79,8 @@ class Tensors:
             raw = raw.view(dtype)[lead:]
             if self.case.place == "transposed" and len(shape) == 2:
                 return raw[:count].view(shape[1], shape[0]).t()
-            return raw[: step * count].view(*shape[:-1], step * shape[-1])[..., ::step] if shape else raw[0]
+            every = slice(shape[-1]) if self.case.place == "gaps" else slice(None, None, step)
+            return raw[: step * count].view(*shape[:-1], step * shape[-1])[..., every] if shape else raw[0]
 
         inside(beside := torch.ones_like(raw)).zero_()
         self._made.append((raw, beside.bool()))

@@ -13,9 +13,10 @@ import torch
 import torch.distributed as dist
 from ccl_cases import OPS, Case
 from emulation import emulation
-from jobs_ccl import bits, jobs_of, on_heap, wait_until
+from jobs_ccl import bits, jobs_of, on_heap
 from jobs_common import environment, said_by, unlike
 from ops_cases import tiles_of
+from rank_processes import wait_until
 
 from iris_core import Iris
 from iris_core.ccl import Config

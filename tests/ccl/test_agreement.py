@@ -14,8 +14,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from ccl_cases import OPS
-from jobs_ccl import on_heap, total, wait_until
+from jobs_ccl import on_heap, total
 from jobs_common import environment, kind_of, said_by, unlike
+from rank_processes import wait_until
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from iris_core import Iris
 from iris_core.ccl import Config, ReduceOp
@@ -24,8 +27,6 @@ from iris_core.dispatch.products import OPS as PRODUCTS
 from iris_core.dispatch.tables import Entry, write_table
 from iris_core.dispatch.team import ELEMENT_TYPES, control_words
 from iris_core.errors import UnsupportedError
-from iris_core.logs import logger
-from iris_core.ops import FusedConfig
 from iris_core.types import Availability
 from iris_triton.collectives.parts.barrier import row_words
 from iris_triton.collectives.parts.sizes import MOVABLE
@@ -40,7 +41,6 @@ DEFECTS = [
     ("ArgumentError: int32.*float32", lambda t, bad: t.all_gather(t.whole.int() if bad else t.whole, t.part)),
     ("DeviceError: meta", lambda t, bad: t.all_reduce(t.part, t.part.to("meta") if bad else t.part)),
     ("TypeError: not list", lambda t, bad: t.all_reduce([1.0] if bad else t.part, t.part)),
-    ("ArgumentError: known are SUM", lambda t, bad: t.all_reduce(t.part, t.part, op="median" if bad else "sum")),
     ("ArgumentError: BAND", lambda t, bad: t.all_reduce(t.part, t.part, op=ReduceOp.BAND if bad else ReduceOp.SUM)),
     ("ArgumentError: AVG", lambda t, bad: t.all_reduce(t.bits, t.bits, op=ReduceOp.AVG if bad else ReduceOp.MAX)),
     ("UnsupportedError: complex64", lambda t, bad: t.all_reduce(*[t.part.cfloat() if bad else t.part] * 2)),
@@ -48,7 +48,6 @@ DEFECTS = [
         t.all_reduce(t.wide[:-1, : t.n], t.wide[1:, : t.n] if bad else t.wide[1:, t.n :]))),
     ("ArgumentError: not work in place", lambda t, bad: t.all_to_all(t.whole, t.whole if bad else t.whole.clone())),
     ("ArgumentError: overlap", lambda t, bad: t.all_gather(t.strided, t.strided[t.rank] if bad else t.part)),
-    ("ArgumentError: overlap", lambda t, bad: t.reduce_scatter(t.strided[t.rank] if bad else t.part, t.strided)),
     ("ArgumentError: gradient", lambda t, bad: t.all_reduce(t.part, t.recorded if bad else t.recorded.detach())),
     ("ArgumentError: writes into its output", lambda t, bad: t.broadcast(2 * t.recorded if bad else t.part)),
     ("ArgumentError: share memory", lambda t, bad: t.broadcast(t.few if bad else t.part, 1)),
@@ -57,10 +56,6 @@ DEFECTS = [
     ("ArgumentError: divisible", lambda t, bad: t.all_to_all(*[each[int(bad) :] for each in (t.whole, t.whole + 0)])),
     ("ArgumentError: input_split_sizes", lambda t, bad: (
         t.all_to_all(t.rows, t.rows.clone(), input_split_sizes=[t.n + bad, t.n, t.n], output_split_sizes=[t.n] * 3))),
-    ("", lambda t, bad: (
-        t.reduce_scatter(*([t.broad, t.broad.clone()] if bad else [t.high, t.high.clone()]), layout="tiles"))),
-    ("", lambda t, bad: (
-        t.all_to_all(*([t.others, t.others + 0] if bad else [t.chunks, t.chunks + 0]), layout="columns"))),
     ("ArgumentError: columns", lambda t, bad: (
         t.all_to_all(*[each[:, bad:] for each in (t.chunks, t.chunks + 0)], layout="columns"))),
     ("ArgumentError: 'rows'", lambda t, bad: t.all_to_all(t.whole, t.whole + 0, layout="rows" if bad else "torch")),
@@ -68,14 +63,8 @@ DEFECTS = [
     ("TypeError: root", lambda t, bad: t.broadcast(t.part, "0" if bad else 0)),
     ("ArgumentError: root", lambda t, bad: t.reduce(None if bad else t.part, t.part, 0), 0),
     ("ArgumentError: scatter", lambda t, bad: t.scatter(t.part, t.whole[:-1] if bad else t.whole, 1), 1),
-    ("ArgumentError: overlap", lambda t, bad: (
-        t.gather(t.strided if bad else t.whole, t.strided[t.rank] if bad else t.part, 2)), 2),
     ("ArgumentError: magic", lambda t, bad: t.all_reduce(t.part, t.part, config=of("magic" if bad else "two_shot"))),
-    ("ArgumentError: contradicts", lambda t, bad: (
-        t.all_reduce(t.part, t.part, config=of("two_shot", all_reduce_variant="one_shot" if bad else "auto")))),
     ("TypeError: not dict", lambda t, bad: t.all_reduce(t.part, t.part, config={"comm_sms": 3} if bad else None)),
-    ("UnsupportedError: swizzle_size", lambda t, bad: (
-        t.all_reduce(t.part, t.part, config=of("two_shot", **({"swizzle_size": 8} if bad else {}))))),
     ("ArgumentError: columns", lambda t, bad: t.matmul_all_reduce(t.product, t.a[:, :2] if bad else t.a, t.b)),
     ("", lambda t, bad: t.matmul_all_reduce(*[each[:0] if bad else each for each in (t.product, t.a)], t.b)),
 ]  # fmt: skip
@@ -98,8 +87,7 @@ def tensors_of(ctx, n):
     return SimpleNamespace(
         **calls_of(ctx), n=n, rank=rank, wide=wide, rows=rows, part=zeros(n), whole=zeros(size * n),
         strided=wide[:size, :n], few=zeros(1).expand(n), bits=zeros(n).bool(), recorded=zeros(n).requires_grad_(),
-        a=rows[:n, :3], b=torch.ones(3, 5, device=ctx.device), product=zeros(n, 5), high=zeros(n, 4), broad=zeros(4, n),
-        chunks=zeros(n, 4 * size), others=zeros(4, n * size),
+        a=rows[:n, :3], b=torch.ones(3, 5, device=ctx.device), product=zeros(n, 5), chunks=zeros(n, 4 * size),
     )  # fmt: skip
 
 
@@ -118,7 +106,6 @@ def refused_by_some(ctx):
 F8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 DIFFERING = [
     ("12 on ranks 0, 1; 16 on rank 2", lambda t, odd: t.all_reduce(t.y[: 3 + odd], t.x[: 3 + odd])),
-    ("24 on ranks 0, 1; 0 on rank 2", lambda t, odd: t.all_reduce(*[each[6 * odd :] for each in (t.y, t.x)])),
     ("all_reduce on ranks 0, 1; reduce on rank 2", lambda t, odd: (t.reduce if odd else t.all_reduce)(t.y, t.x)),
     ("input on the heap and contiguous: True on ranks 0, 1; False on rank 2", lambda t, odd: (
         t.all_reduce(t.y, t.off_heap[:, :4] if odd else t.x))),
@@ -134,8 +121,6 @@ DIFFERING = [
         t.matmul_all_reduce(t.out, t.x.to(F8[0]), t.b.to(F8[odd])))),
     ("the output on the heap, .*: True .* False on rank 2", lambda t, odd: (
         t.matmul_all_gather(t.off_heap if odd else t.gathered, t.x, t.b, gather_dim=1))),
-    ("two_shot on ranks 0, 1; unfused on rank 2", lambda t, odd: (
-        t.matmul_all_reduce(t.out, t.x, t.b, config=FusedConfig(algorithm="unfused" if odd else "two_shot")))),
     ("scales: rows on ranks 0, 1; blocks on rank 2", lambda t, odd: (
         t.matmul_all_reduce(t.out, t.x.to(F8[0]), t.b.to(F8[0]), a_scales=t.x[:, :1].contiguous(),
                             b_scales=t.b[:1, :1] if odd else t.b[:1]))),
@@ -148,7 +133,9 @@ DIFFERING = [
 @on_heap("8MiB")
 def different(ctx):
     """Calls that differ raise an error on all ranks, which go on, with calls of a kind of their own."""
-    off_heap = torch.ones(6, 24, device=ctx.device)
+    mesh = init_device_mesh("cpu", (1, 3), mesh_dim_names=("one", "row"))
+    row, off_heap = mesh["row"], torch.ones(6, 24, device=ctx.device)
+    part = distribute_tensor(torch.ones(3, 4), row, [Shard(0)])
     product, square = ctx.zeros(6, 5), ctx.ones(4, 5)
     t = SimpleNamespace(**calls_of(ctx), off_heap=off_heap, gathered=ctx.zeros(6, 24))
     t.x, t.y, t.b, t.bias, t.out = ctx.ones(6, 4), ctx.zeros(6, 4), ctx.ones(4, 8), ctx.zeros(8), ctx.zeros(6, 8)
@@ -156,17 +143,15 @@ def different(ctx):
         assert unlike((f"RankMismatchError.*{words}", functools.partial(call, t, ctx.cur_rank == 2))) == []
         ctx.ops.matmul_all_reduce(product, t.x, square)
         assert product.unique().tolist() == [12.0], words
-        for group in (None, [1, 0, 2], (0, 1, 2), dist.group.WORLD):
+        for group in (None, [1, 0, 2], (0, 1, 2), dist.group.WORLD, row):
             assert total(ctx, group=group) == [6.0], (words, group)
-
-
-def opens_differently(device, what):
-    """An opening whose ranks ask for other bits, or other bounds of workspaces and so other pieces."""
-    rank = int(os.environ["RANK"])
-    words = "deterministic" if what == "bits" else "IRIS_CCL_WORKSPACE: 1048576 on rank 0; 2097152 on rank 1"
-    with environment(**({"IRIS_CCL_WORKSPACE": f"{1 + rank}MiB"} if what == "workspace" else {})):
-        opens = functools.partial(Iris, "8MiB", device=device, deterministic=what == "bits" and rank == 0)
-        assert unlike((f"RankMismatchError.*{words}", opens)) == []
+    ctx.device_barrier(row)
+    ctx.barrier(group=row)
+    assert unlike(
+        (r"GroupError.*of 2 dimensions; pass one of them: mesh\[name\]", lambda: t.all_reduce(t.y, t.y, group=mesh)),
+        ("TypeError: all_reduce: the output is a DTensor; pass this rank's part", lambda: t.all_reduce(part, part)),
+        (r".*tensor.to_local\(\)", lambda: t.matmul_all_reduce(t.out, part, t.b)),
+    ) == []  # fmt: skip
 
 
 def tables_that_differ(_, folder):
@@ -196,7 +181,6 @@ def refused_later(ctx):
         (".*the input is lazily negated", lambda: reduce(one.imag, numbers.conj().imag)),
         (".*the output is lazily negated", lambda: reduce(other.conj().imag, numbers.imag)),
         (".*is a lazy conjugate", lambda: ctx.ccl.broadcast(numbers.conj())),
-        (".*input and output overlap", lambda: reduce(wide[:4, :4], wide[1:5, :4])),
         (".*input and output overlap", lambda: reduce(wide[1:5, :4], wide[:4, :4])),
     )  # fmt: skip
     assert wrong == []
@@ -211,7 +195,7 @@ def next_candidate(ctx):
     first = ctx.ccl.explain("all_reduce", out, inp).algorithm
     algorithm = ctx.ccl._binder._algorithms(None)._by_op["all_reduce"][first]
     no_room = mock.patch.object(algorithm, "prepare", side_effect=UnsupportedError("no room here"))
-    with mock.patch.object(logger, "warning") as warning, no_room if ctx.cur_rank == 1 else contextlib.nullcontext():
+    with no_room if ctx.cur_rank == 1 else contextlib.nullcontext():
         ctx.ccl.all_reduce(out, inp)
         ctx.ccl.all_reduce(out[:40_001], inp[:40_001])
     assert out.unique().tolist() == [2.0]
@@ -222,9 +206,6 @@ def next_candidate(ctx):
     assert out.unique().tolist() == [2.0]
     assert after.algorithm not in ("", first)
     assert f"{first} (triton): no, rank 1 could not prepare '{first}' for all_reduce: no room here" in str(after)
-    warnings = [call.args[0] % call.args[1:] for call in warning.call_args_list]
-    assert len(warnings) == (ctx.cur_rank == 0)  # once, of the group's first member
-    assert all("group of ranks 0, 1: all_reduce does without" in text for text in warnings)
 
 
 @on_heap("24MiB")
@@ -407,7 +388,7 @@ def test_what_one_rank_refuses_all_refuse(pool, num_ranks, device):
 
 
 @pytest.mark.parametrize(("job", "num_ranks", "args"), [
-    (different, 3, ()), (opens_differently, 2, ("bits",)), (opens_differently, 2, ("workspace",)),
+    (different, 3, ()),
     *((job, 2, ()) for job in (
         refused_later, next_candidate, messages_that_differ, splits_that_differ, splits_on_devices, accepted,
         kinds_without_end)),

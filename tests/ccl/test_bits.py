@@ -5,12 +5,14 @@ import math
 import random
 import time
 
+import jobs_ops
 import pytest
 import torch
 from devices import unprobed
 from emulation import emulation
 from jobs_ccl import bits, on_heap
 from jobs_common import unlike
+from ops_cases import Case as Product
 from rank_counts import rank_counts
 
 from iris_core import Iris
@@ -118,7 +120,6 @@ def refusals(device):
             (refused, lambda: ctx.ccl.all_reduce(y, x, config=Config(algorithm=torchs))),
             (refused, lambda: ops.matmul_all_reduce(whole, a, b, config=FusedConfig(algorithm="unfused"))),
             (refused, lambda: ops.matmul_reduce_scatter(product, a, b, config=FusedConfig(algorithm="copy_engine"))),
-            (refused, lambda: ops.matmul_reduce_scatter(product, a, b, config=FusedConfig(algorithm=torchs))),
         )
         ctx.ccl.all_reduce(y, x)
         if device == "cpu":  # NCCL's ranks cannot share a GPU
@@ -133,25 +134,19 @@ def refusals(device):
 def of_products(ctx):
     """Reduced products have the same bits wherever tensors lie, which are returned; sums are those of plain torch."""
     found, size, rank = [], ctx.num_ranks, ctx.cur_rank
-    m, n, k = 32 * size, 40, 72
-    generator = torch.Generator().manual_seed(rank)
     for dtype, op in itertools.product((torch.float32, torch.bfloat16), ("matmul_all_reduce", "matmul_reduce_scatter")):
-        a, b = (torch.randn(shape, generator=generator).to(dtype) for shape in ((m, k), (k, n)))
-        rows, results = m if op == "matmul_all_reduce" else m // size, set()
+        m, results = 32 * size, set()
+        rows = m if op == "matmul_all_reduce" else 32
         for place in ("heap", "ordinary", "skewed", "transposed"):
-            make = ctx.empty if place == "heap" else torch.empty
-            tensors = []
-            for tensor in (a, b, torch.linspace(-1, 1, n).to(dtype), torch.empty(rows, n, dtype=dtype)):
-                shape = tensor.shape[::-1] if place == "transposed" else tensor.shape
-                raw = make(tensor.numel() + 1, dtype=dtype, device=ctx.device)
-                mine = (raw[1:] if place == "skewed" else raw[:-1]).view(shape)
-                tensors.append(mine.t() if place == "transposed" and mine.dim() == 2 else mine)
-                tensors[-1].copy_(tensor)
-            *operands, out = tensors
+            how = {"place": place, "out_place": place, "bias": "columns"}
+            case = Product(op, "", (rows, 40, 72), str(dtype).removeprefix("torch."), **how)
+            tensors = jobs_ops.Tensors(ctx, case, rank, size)
+            tensors.fill(1)
             time.sleep(0.01 * random.random())
-            getattr(ctx.ops, op)(out, *operands)
-            results.add(bytes(bits(out.cpu()).tolist()))
-            assert ctx.ops.explain(op, out, *operands).algorithm == {m: "two_shot"}.get(rows, "push")
+            jobs_ops.call(ctx, case, tensors)
+            results.add(bytes(bits(tensors.out.cpu()).tolist()))
+            chosen = ctx.ops.explain(op, tensors.out, *tensors.operands).algorithm
+            assert chosen == {m: "two_shot"}.get(rows, "push")
         assert len(results) == 1, (op, dtype)
         found += results if rows == m else []
         # products that are exact: the sums alone round

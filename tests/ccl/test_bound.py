@@ -97,10 +97,10 @@ def refused():
 
 @on_heap("64MiB")
 def replays(ctx):
-    """What a graph of bound calls leaves, whose calls were dropped after the capture."""
+    """A graph keeps bound calls that are dropped after the capture."""
     x, y = ctx.empty(1000), torch.zeros(1000, device=ctx.device)
     a, b = torch.empty(64, 32, device=ctx.device), torch.ones(32, 16, device=ctx.device)
-    c, graph, found = ctx.empty(64, 16), torch.cuda.CUDAGraph(), []
+    c, graph = ctx.empty(64, 16), torch.cuda.CUDAGraph()
     calls = [ctx.ccl.bind("all_reduce", y, x), ctx.ops.bind("matmul_all_reduce", c, a, b)]
     for call in calls:
         call()
@@ -114,8 +114,7 @@ def replays(ctx):
         x.fill_(turn)
         a.fill_(turn)
         graph.replay()
-        found.append((y.unique().tolist(), c.unique().tolist()))
-    return found
+        assert (y.unique().tolist(), c.unique().tolist()) == ([2.0 * turn], [64.0 * turn])
 
 
 @pytest.mark.parametrize("num_ranks", [3])
@@ -138,5 +137,4 @@ def test_what_is_refused(pool):
 
 @pytest.mark.multigpu(2)
 def test_a_graph_keeps_what_it_captured(pool):
-    wanted = [([2.0 * turn], [64.0 * turn]) for turn in range(5)]
-    assert pool.run(replays, 2, "cuda") == [wanted] * 2
+    assert pool.run(replays, 2, "cuda") == [None] * 2

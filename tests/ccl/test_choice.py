@@ -72,13 +72,8 @@ def test_the_order_of_what_is_near(tmp_path):
     ("gather", False, True, "output"), ("gather", True, False, "heap"),  # not all have an output
     ("scatter", False, True, "heap"), ("scatter", True, False, "input"),
 ])  # fmt: skip
-def test_places(tmp_path, op, direct_in, direct_out, place):
-    request = replace(OF_MIB, op=op, direct_in=direct_in, direct_out=direct_out, options={"root": 0})
-    assert place_of(request) == place
-    for each in ("heap", "ordinary", "input", "output"):
-        one_point(tmp_path, each, op=op, place=each, nbytes=size_of(request)[0])
-    found = tables(tmp_path).nearest(request)
-    assert (names(found), found.is_near) == ([place], True)
+def test_places(op, direct_in, direct_out, place):
+    assert place_of(replace(OF_MIB, op=op, direct_in=direct_in, direct_out=direct_out, options={"root": 0})) == place
 
 
 def test_sizes_of_calls(tmp_path):
@@ -89,9 +84,7 @@ def test_sizes_of_calls(tmp_path):
     assert size_of(replace(OF_MIB, nbytes=1)) == size_of(replace(OF_MIB, nbytes=1024)) == (1024,)
     table_file(tmp_path, {"op": "all_to_all", "nbytes": MIB})
     uneven = replace(OF_MIB, op="all_to_all", options={"uneven": True})
-    assert size_of(uneven) is None
-    assert tables(tmp_path).nearest(uneven).entries == ()
-    assert tables(tmp_path).nearest(replace(uneven, options={})).is_near
+    assert (size_of(uneven), tables(tmp_path).nearest(uneven).entries) == (None, ())
 
 
 def entry(algorithm="new", seconds=1e-6, **more):
@@ -106,14 +99,12 @@ def test_what_was_measured_here_counts_before_all_files(tmp_path):
     assert names(known.nearest(OF_MIB)) == ["shipped"]
     known.add([entry("new", 2e-6), entry("newer", 1e-6)], write=False)
     assert names(known.nearest(OF_MIB)) == ["newer", "new"]
-    assert known.nearest(OF_MIB).reason == "measured as the fastest here"
     assert not own.exists()
     known.add([entry("again")], write=True)
     assert names(known.nearest(OF_MIB)) == ["again"]
     assert names(tables(own, shipped).nearest(OF_MIB)) == ["again"]  # times of two files were not measured together
     assert names(tables(shipped, own).nearest(OF_MIB)) == ["shipped"]
     assert names(tables(own, shipped).nearest(replace(OF_MIB, nbytes=1024))) == ["small"]  # which `own` has not
-    assert [path.name for path in own.iterdir()] == ["cpu-4.json"]
     known.add([replace(entry("of two"), group_size=2)], write=False)  # which says nothing of four
     assert names(known.nearest(OF_MIB)) == ["again"]
     assert names(known.nearest(replace(OF_MIB, group_size=2))) == ["of two"]
@@ -150,12 +141,9 @@ ONE_SIZE = "a line has `nbytes`, or `m`, `n` and `k`"
 
 
 @table(("head", "row", "text"), [
-    ({"measured": None}, {}, "measured"), ({"measured": "yes"}, {}, "measured"),
-    ({"measured": False}, {}, "note"),  # a model also says where its times come from
-    *(({}, row, ONE_SIZE) for row in (
-        {"nbytes": None}, {"m": 8}, {"nbytes": None, "m": 8, "n": 8}, {"gather_dim": 0})),
-    *(({}, row, next(iter(row))) for row in (
-        {"max_nbytes": 4096}, {"nbytes": 0}, {"nbytes": 1 << 61}, {"place": "x"})),
+    ({"measured": "yes"}, {}, "measured"), ({"measured": False}, {}, "note"),  # a model says where its times come from
+    *(({}, row, ONE_SIZE) for row in ({"m": 8}, {"nbytes": None, "m": 8, "n": 8}, {"gather_dim": 0})),
+    *(({}, row, next(iter(row))) for row in ({"max_nbytes": 4096}, {"nbytes": 0}, {"place": "x"})),
 ])  # fmt: skip
 def test_what_a_table_cannot_say(tmp_path, head, row, text):
     path = table_file(tmp_path, row, **head)
@@ -231,9 +219,8 @@ def test_the_fastest_that_can_or_the_named_one(tmp_path, algorithms, rows, chang
 
 def test_what_is_said_of_a_choice_and_the_config_that_is_used(tmp_path):
     text = str(chooser(*THREE).explain(REQUEST, None))
-    assert text.startswith("all_reduce: fast, the cheapest by its model\n")
-    assert "slow (triton): 2000000.0 us, model" in text
-    assert "two_shot (triton): no, no luck" in text
+    words = r"all_reduce: fast, the cheapest .*\n.*slow \(triton\): 2000000.0 us, model\n.*two_shot .*: no, no luck"
+    assert re.match(words, text, re.DOTALL)
     assert chooser(*THREE).explain(REQUEST, Config(algorithm="magic")).algorithm == ""
     path = table_file(tmp_path / "own", {"config": {"comm_sms": 4, "num_warps": 2}})
     choice = chooser(*MEASURED, folders=[tmp_path / "own", tmp_path / "absent"])
@@ -253,11 +240,7 @@ def test_a_table_that_was_not_measured_is_called_a_model(tmp_path):
     found = choice.explain(REQUEST, None)
     assert (found.algorithm, found.why) == ("slow", f"the fastest by the model in {path} (of prototypes)")
     assert not found.candidates[0].measured
-    assert str(found.candidates[0]) == "slow (triton): 1.0 us, model"
-    other = choice.explain(replace(REQUEST, group_size=2), None)
-    assert other.why.startswith("the fastest by the model at 1024 bytes, heap tensors, 4 ranks in")
-    assert "model; model at 1024 bytes, heap tensors, 4 ranks: 1.0 us" in str(other.candidates[0])
-    assert "measured" not in str(found) + str(other)
+    assert "measured" not in str(found)
 
 
 ERRORS = RuntimeError("no"), SystemExit(3), GeneratorExit(), StopIteration()
@@ -312,19 +295,14 @@ NUMBERS = ("block_size_m", "block_size_n", "swizzle_size", "comm_sms", "num_xcds
 @table(("kind", "fields", "text"), [
     *((Config, {name: n}, f"{name} must be a positive integer") for name in NUMBERS for n in (0, 1.5, True, "4")),
     (Config, {"all_reduce_variant": "three_shot"}, "all_reduce_variant must be one of auto, atomic, ring"),
-    (Config, {"all_gather_variant": "ring"}, "all_gather_variant must be one of auto, persistent, partitioned"),
-    (Config, {"reduce_scatter_variant": "ring"}, "reduce_scatter_variant must be one of auto, two_shot"),
     (Config, {"all_reduce_distribution": 2}, "all_reduce_distribution must be 0"),
     (Config, {"threads_per_warp": 16}, "threads_per_warp must be 32 or 64"),
     (Config, {"waves_per_eu": -1}, "waves_per_eu must be 0 or more"), (Config, {"algorithm": ""}, "must be a name"),
-    *((Config, {"num_warps": n}, f"num_warps must be a power of two up to 32, not {n}") for n in (3, 6, 64)),
-    (FusedConfig, {"block_size_m": 0}, "block_size_m must be a positive integer"),
+    *((Config, {"num_warps": n}, f"num_warps must be a power of two up to 32, not {n}") for n in (3, 64)),
     (FusedConfig, {"block_size_k": True}, "block_size_k must be a positive integer"),
-    (FusedConfig, {"num_sms": -1}, "num_sms"), (FusedConfig, {"num_warps": 1.5}, "num_warps"),
+    (FusedConfig, {"num_sms": -1}, "num_sms must be a positive integer"),
     (FusedConfig, {"cache_modifier_a": ".wb"}, "cache_modifier_a must be one of"),
-    (FusedConfig, {"all_reduce_variant": "tree"}, "all_reduce_variant must be one of"),
     (FusedConfig, {"allow_tf32": 1}, "allow_tf32 must be True, False or None"),
-    (FusedConfig, {"algorithm": ""}, "algorithm must be a name"),
 ])  # fmt: skip
 def test_configs_that_cannot_be(kind, fields, text):
     with pytest.raises(ArgumentError, match=text):
@@ -332,15 +310,13 @@ def test_configs_that_cannot_be(kind, fields, text):
 
 
 def test_a_config_is_a_value_and_what_is_given_counts_whatever_it_is():
-    reference = {"block_size_m": 32, "comm_sms": 64, "num_warps": 4, "num_stages": 1, "waves_per_eu": 0}
-    assert Config(**reference).given("all_gather") == reference
-    assert Config().given("all_gather") == Config(num_xcds=None).given("all_reduce") == {}
-    assert len({Config(comm_sms=8), Config(comm_sms=8), Config()}) == 2
     other = Config(comm_sms=8)
     object.__setattr__(other, "_hash", hash(other) + 1)  # as of a process with other hashes of strings
-    assert len({pickle.loads(pickle.dumps(other)), Config(comm_sms=8)}) == 1
+    assert len({pickle.loads(pickle.dumps(other)), Config(comm_sms=8), Config()}) == 2
     assert Config(comm_sms=8, all_reduce_distribution=1).given("all_gather") == {"comm_sms": 8}
-    assert Config(all_reduce_distribution=0).given("reduce_scatter") == {"all_reduce_distribution": 0}
+    assert Config(waves_per_eu=0, all_reduce_distribution=0).given("reduce_scatter") == {
+        "waves_per_eu": 0, "all_reduce_distribution": 0,
+    }  # fmt: skip
 
 
 def test_reductions():

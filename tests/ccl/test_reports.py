@@ -3,7 +3,6 @@
 import concurrent.futures
 import contextlib
 import functools
-import logging
 import operator
 import os
 import pathlib
@@ -11,15 +10,18 @@ import random
 import re
 import threading
 import time
+from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 import triton
 import triton.language as tl
 from ccl_cases import ENCODINGS
-from jobs_ccl import on_heap, wait_until
+from jobs_ccl import on_heap
 from jobs_common import environment, in_vain
 from rank_counts import rank_counts
+from rank_processes import wait_until
 from tables import table
 
 import iris_triton as iris
@@ -28,6 +30,7 @@ from iris_core.ccl import Config
 from iris_core.device import status
 from iris_core.device.status import StatusPage
 from iris_core.errors import DeviceError
+from iris_core.logs import logger
 from iris_core.types import DeviceTarget, DeviceType
 from iris_core.world import World
 
@@ -67,24 +70,30 @@ def meet(ctx):
     time.sleep(random.Random(time.time_ns() + ctx.cur_rank).uniform(0, 0.02))
 
 
-def calls_of(ctx, x, y):
-    """What a program may do next, by name."""
+def calls_of(ctx, x, y, group):
+    """What a program may do, by name; x and y have 24 elements."""
     a, b = torch.ones(16, 16, device=ctx.device), torch.ones(16, 16, device=ctx.device)
-    out = ctx.zeros(16, 16)
+    out, flag = ctx.zeros(16, 16), ctx.zeros(1, dtype=torch.int64)
     outs = {"all_reduce": y, "reduce_scatter": y[: len(y) // ctx.num_ranks]}
     packets = {
         f"{op} {name}": functools.partial(getattr(ctx.ccl, op), outs[op], x, config=Config(algorithm=name))
         for op, name in (*PACKETS, IN_GLUON)
     }
+    reduce, send, recv = functools.partial(ctx.ccl.all_reduce, group=group), ctx.ccl.send, ctx.ccl.recv
     return {
         **packets,
-        "all_reduce": lambda: ctx.ccl.all_reduce(y, x),
-        "all_reduce of another kind": lambda: ctx.ccl.all_reduce(y[:3], x[:3]),
-        "async": lambda: ctx.ccl.all_reduce(y, x, async_op=True).wait(),
+        "all_reduce": lambda: reduce(y, x),
+        "all_reduce of another kind": lambda: reduce(y[:3], x[:3]),
+        "one_shot": lambda: reduce(y, x, config=Config(algorithm="one_shot")),
+        "one_shot of half": lambda: reduce(y[:3], x[:3], config=Config(algorithm="one_shot")),
+        "async": lambda: reduce(y, x, async_op=True).wait(),
         "matmul_all_reduce": lambda: ctx.ops.matmul_all_reduce(out, a, b),
         "device_barrier": ctx.device_barrier,
         "ccl.barrier": ctx.ccl.barrier,
         "barrier": ctx.barrier,
+        "message": lambda: send(x, 1) if ctx.cur_rank == 0 else recv(y, 0) if ctx.cur_rank == 1 else None,
+        "message of less": lambda: send(x, 1) if ctx.cur_rank == 0 else recv(y[:1], 0),
+        "own kernel": lambda: wait_for_nothing[(1,)](flag, ctx.get_device_context(), ctx.num_ranks),
     }
 
 
@@ -92,88 +101,71 @@ failing = on_heap("16MiB", packets=True, IRIS_DEVICE_TIMEOUT=SOON)
 
 
 @failing
-def gives_up(ctx, following, first="all_reduce"):
-    """Rank 1 does not come to a call; returns what the next one, if any, raises on each; then all reset and go on."""
-    x, y = ctx.ones(6, 4), ctx.zeros(6, 4)
-    calls = calls_of(ctx, x, y)
-    for name in filter(None, (following, first)):
-        calls[name]()
+def goes_wrong(ctx, before, made, following, groups=None, resets=True):
+    """Each rank makes a call, or none, and these go wrong; later ones are right, behind a reset or without.
+
+    Returns what the next one, if any, raises on each, as facts and text; all have made those `before`.
+    """
+    x, y, texts = ctx.ones(6, 4), ctx.zeros(6, 4), []
+    group = groups and next(each for each in groups if ctx.cur_rank in each)
+    calls = calls_of(ctx, x, y, group)
+    for name in (following, *before):
+        calls.get(name, lambda: None)()
     meet(ctx)
-    if ctx.cur_rank != 1:
-        with in_vain(20 if ctx.num_ranks == 2 else 2):
-            calls[first]()
+    with in_vain(20 if sum(map(bool, made)) == 1 else 2):
+        calls.get(made[ctx.cur_rank], lambda: None)()
     meet(ctx)
-    said = facts_of(calls[following]) if following else None
+    said = facts_of(calls[following], texts) if following else None
     meet(ctx)
-    ctx.ccl.reset()
-    for name in (first, "all_reduce") * 3:
+    if resets:
+        ctx.ccl.reset(group)
+    for name in (*before, "all_reduce") * 3:
         y.zero_()
         calls[name]()
-        assert y[y != 0].unique().tolist() == [float(ctx.num_ranks)] * (name != "device_barrier")
+        wanted = {"message": [1.0] * (ctx.cur_rank == 1), "device_barrier": []}.get(name, [float(len(group or made))])
+        assert y[y != 0].unique().tolist() == wanted
     ctx.device_barrier()
     ctx.barrier()
-    return said
-
-
-def goes_wrong(device, how):
-    """A call goes wrong on rank 1: what the next one raises, as facts and text; later ones are right.
-
-    Args:
-        how: it makes "another call" that all know; it waits for nothing in a kernel of its "own"; it does not come to
-            its "group"; it expects another "message" than rank 0 sends, through words that all know.
-    """
-    bound = {"IRIS_DEVICE_TIMEOUT": SOON} if how in ("own kernel", "group") else {}
-    with environment(**bound), Iris("16MiB", device=device) as ctx:
-        rank, x, y, texts, group = ctx.cur_rank, ctx.ones(8), ctx.zeros(8), [], None
-        config = Config(algorithm="one_shot") if how == "another call" else None
-        if how == "group":
-            group = (0, 1) if rank < 2 else (2, 3)
-        reduce = functools.partial(ctx.ccl.all_reduce, y, x, group=group, config=config)
-        reduce()
-        if how == "another call":
-            ctx.ccl.all_reduce(y[:4], x[:4], config=config)
-        flag = ctx.zeros(1, dtype=torch.int64)
-        meet(ctx)
-        with in_vain(20) if rank == {"own kernel": 1, "group": 0}.get(how) else contextlib.nullcontext():
-            if how == "own kernel" and rank == 1:
-                wait_for_nothing[(1,)](flag, ctx.get_device_context(), ctx.num_ranks)
-            elif how == "group" and rank != 1:
-                reduce()
-            elif how == "another call":
-                reduce() if rank == 1 else ctx.ccl.all_reduce(y[:4], x[:4], config=config)
-            elif how == "message" and rank < 2:
-                ctx.ccl.send(x, 1) if rank == 0 else ctx.ccl.recv(y[:4], 0)
-        meet(ctx)
-        said = facts_of(ctx.barrier if how == "message" else reduce, texts)
-        meet(ctx)
-        if how in ("group", "another call"):
-            ctx.ccl.reset(group)
-        reduce()
-        ctx.barrier()
-        assert y.unique().tolist() == [2.0 if how == "group" else float(ctx.num_ranks)]
-        return said, texts
+    return said, texts
 
 
 @failing
-def messages_at_the_same_time(ctx, op):
-    """Rank 0 makes a call twice at once, as graphs do, and rank 1 comes to none: the next barrier says so."""
-    peer = 1 - ctx.cur_rank
-    count = ctx.ccl.team((0, 1)).mail.nbytes // 4  # more pieces than an inbox takes
-    small, large = torch.ones(1, device=ctx.device), torch.ones(count, device=ctx.device)
-    ctx.ccl.send(small, 1) if peer == 1 else ctx.ccl.recv(small, 0)
-    ctx.ccl.recv(small, 1) if peer == 1 else ctx.ccl.send(small, 0)
+def at_the_same_time(ctx, name):
+    """Rank 0 makes a call twice at once, as graphs do: its next barrier says so, and after a reset all is well.
+
+    To messages, of more pieces than an inbox takes, rank 1 does not come; to collectives it does when both wait.
+    """
+    x, y, rank, texts = ctx.ones(6, 4), ctx.zeros(6, 4), ctx.cur_rank, []
+    calls, comes = calls_of(ctx, x, y, None), name not in ("send", "recv")
+    large = torch.ones(ctx.ccl.team((0, 1)).mail.nbytes // 4, device=ctx.device)
+    calls |= {each: functools.partial(getattr(ctx.ccl, each), large, 1) for each in ("send", "recv")}
+    calls["reply"] = lambda: ctx.ccl.recv(y, 1) if rank == 0 else ctx.ccl.send(x, 0)
+    known = [name] if comes else ["message", "reply"]
+    for each in known:
+        calls[each]()
     for order in ctx.ccl._binder._orders.values():
         order._lock = contextlib.nullcontext()
     meet(ctx)
-    if ctx.cur_rank == 0:
-        with in_vain(20), concurrent.futures.ThreadPoolExecutor() as threads:
-            for _ in range(2):
-                threads.submit(facts_of, lambda: getattr(ctx.ccl, op)(large, 1))
+    store, both_wait = dist.distributed_c10d._get_default_store(), f"at the same time/{name}"
+    with in_vain(1 if comes else 20), concurrent.futures.ThreadPoolExecutor(2 if rank == 0 else 1) as threads:
+        if comes and rank == 1:
+            store.wait([both_wait])
+        for _ in range(2 * (comes or rank == 0)):
+            threads.submit(facts_of, calls[name])
+            time.sleep(0.5 * (comes and rank == 0))
+        store.set(both_wait, "")
     meet(ctx)
-    assert facts_of(ctx.barrier)[:3] == ("DeviceError", 0, 0)
+    said = facts_of(ctx.barrier, texts)
+    assert (comes and rank == 1) or said[:3] == ("DeviceError", 0, 0)
+    assert rank == 1 or "at the same time on the device of rank 0" in texts[0]
+    meet(ctx)
     ctx.ccl.reset()
-    ctx.ccl.send(small, 1) if peer == 1 else ctx.ccl.recv(small, 0)
-    ctx.barrier()
+    for _ in range(3):
+        y.zero_()
+        for each in known:
+            calls[each]()
+        ctx.barrier()
+        assert y.unique().tolist() == ([2.0] if comes else [1.0])
 
 
 @failing
@@ -202,19 +194,19 @@ def in_graphs(ctx, replays):
 @contextlib.contextmanager
 def recorded(warned):
     """Records of Iris's logger; with the first warning of a wait, the file `warned` is made."""
-    records, handler = [], logging.Handler()
+    records = []
 
-    def emit(record):
+    def note(record):
         records.append(record.getMessage())
         if " has waited for " in records[-1]:
             warned.touch()
+        return True
 
-    handler.emit = emit
-    logging.getLogger("iris").addHandler(handler)
+    logger.addFilter(note)
     try:
         yield records
     finally:
-        logging.getLogger("iris").removeHandler(handler)
+        logger.removeFilter(note)
 
 
 def threads():
@@ -264,34 +256,46 @@ SELDOM = pytest.mark.exhaustive(device="cpu")
     (2, "device_barrier", "all_reduce", ""), (2, "all_reduce", None, ""),  # a reset drops what was not raised
 ])  # fmt: skip
 def test_every_member_raises_at_its_next_call(pool, num_ranks, first, following, encoding, device):
+    """Rank 1 does not come."""
     late = [("DeviceTimeoutError", rank, 1, first.split()[0]) for rank in (0, 2)[: num_ranks - 1]]
-    for said in pool.run(gives_up, num_ranks, device, following, first):
+    made = (first, "", first)[:num_ranks]
+    for said, _ in pool.run(goes_wrong, num_ranks, device, (first,), made, following):
         assert said in (late if following else [None])
 
 
 @pytest.mark.parametrize("num_ranks", rank_counts(3, seldom=[2]))
 def test_every_member_hears_of_a_different_call(pool, num_ranks, device):
-    for (kind, rank, peer, op), (text,) in pool.run(goes_wrong, num_ranks, device, "another call"):
+    both = "one_shot of half", "one_shot"
+    for (kind, rank, peer, op), (text,) in pool.run(goes_wrong, num_ranks, device, both, (*both, both[0]), both[1]):
         assert (kind, op, 1 in (rank, peer), rank != peer) == ("DeviceError", "all_reduce", True, True)
         for who in (rank, peer):
-            elements = 8 if who == 1 else 4
+            elements = 24 if who == 1 else 12
             assert f"on rank {who}, operation all_reduce, dtype float32, elements {elements}," in text
 
 
-@pytest.mark.parametrize(("num_ranks", "how", "wanted"), [
-    *(pytest.param(number, "own kernel", [("DeviceTimeoutError", 1, None, "")] * number, marks=marks)
-      for number, marks in ((2, SELDOM), (3, ()))),
-    (4, "group", [("DeviceTimeoutError", 0, 1, "all_reduce")] * 2 + [None] * 2),  # other groups go on
-    (3, "message", [("DeviceError", 1, 0, "recv")] * 2 + [None]),  # other ranks hear nothing of messages
+TWO = (0, 1), (2, 3)
+
+
+@pytest.mark.parametrize(("before", "made", "following", "groups", "resets", "num_ranks", "wanted"), [
+    *(pytest.param((), ("", "own kernel", ""), "all_reduce", None, False, n, [("DeviceTimeoutError", 1, None, "")] * n,
+                   marks=marks) for n, marks in ((2, SELDOM), (3, ()))),
+    (("all_reduce",), ("all_reduce", "", "all_reduce", "all_reduce"), "all_reduce", TWO, True, 4,
+     [("DeviceTimeoutError", 0, 1, "all_reduce")] * 2 + [None] * 2),  # other groups go on
+    (("message",), ("message of less",) * 2 + ("",), "barrier", None, False, 3,
+     [("DeviceError", 1, 0, "recv")] * 2 + [None]),  # other ranks hear nothing of messages
 ])  # fmt: skip
-def test_who_hears_of_what_goes_wrong(pool, num_ranks, device, how, wanted):
-    assert [said for said, _ in pool.run(goes_wrong, num_ranks, device, how)] == wanted
+def test_who_hears_of_what_goes_wrong(pool, before, made, following, groups, resets, num_ranks, wanted, device):
+    how = before, made, following, groups, resets
+    assert [said for said, _ in pool.run(goes_wrong, num_ranks, device, *how)] == wanted
 
 
-@pytest.mark.parametrize("op", ["send", "recv"])
-def test_messages_at_the_same_time_are_reported(pool, op):
-    """Two graphs on two streams do the same on GPUs."""
-    assert pool.run(messages_at_the_same_time, 2, "cpu", op) == [None] * 2
+@pytest.mark.parametrize("name", [
+    "send", "recv", "all_reduce sentinel_split", "one_shot",
+    *(pytest.param(f"all_reduce {each}_two_shot", marks=pytest.mark.exhaustive) for each in ("sentinel", "ll128")),
+])  # fmt: skip
+def test_launches_at_the_same_time_are_reported(pool, name):
+    """Two graphs on two streams do the same on GPUs: see tests/multigpu."""
+    assert pool.run(at_the_same_time, 2, "cpu", name) == [None] * 2
 
 
 @pytest.mark.multigpu(2)
@@ -318,46 +322,32 @@ def test_the_watchdog_begins_with_the_first_kernel_unless_it_is_switched_off(mon
         assert threads() == ["iris-watchdog"] * bool(begin)
 
 
-class Driver(set):
-    """The addresses that a driver has registered, which refuses those again, as NVIDIA's does; `code` is its answer."""
+def test_registered_pages(monkeypatch):
+    """Kernels of a context that was dropped may still write there: else the next context could not register its own."""
+    known, gpu, pages, code = set(), DeviceTarget(DeviceType.CUDA), [], [0]
 
-    code = 0
+    def register(address, nbytes, flags):  # NVIDIA's driver refuses what is registered
+        answer = 712 if address.value in known else code[0]
+        known.add(address.value)
+        return answer
 
-    def register(self, address, nbytes, flags):
-        if not self.code and address.value not in self:
-            return self.add(address.value) or 0
-        return self.code or 712
-
-    def locate(self, found, address, flags):
+    def locate(found, address, flags):
         found._obj.value = address.value
         return 0
 
-    def unregister(self, address):
-        self.discard(address.value)
-        return 0
-
-
-@pytest.fixture
-def driver(monkeypatch):
-    found = Driver()
+    driver = mock.Mock(register=register, locate=locate, unregister=lambda address: known.discard(address.value) or 0)
     monkeypatch.setattr(status, "_DRIVERS", {DeviceType.CUDA: ("a driver", "register", "locate", "unregister")})
-    monkeypatch.setattr(status.ctypes, "CDLL", lambda name: found)
+    monkeypatch.setattr(status.ctypes, "CDLL", lambda name: driver)
     monkeypatch.setattr(status, "_registered", {})
-    return found
-
-
-def test_registered_pages(driver):
-    """Kernels of a context that was dropped may still write there: else the next context could not register its own."""
-    gpu, pages = DeviceTarget(DeviceType.CUDA), []
     for _ in range(4):
         pages.append(StatusPage(World()))
         assert pages[-1].register(gpu) == pages[-1].address
     last = pages.pop()
     del pages
-    assert len(driver) == 4
+    assert len(known) == 4
     for _ in range(2):
         last.close()
-    assert len(driver) == len(status._registered) == 3
-    driver.code = 801
+    assert len(known) == len(status._registered) == 3
+    code[0] = 801
     with pytest.raises(DeviceError, match="register failed with code 801"):
         StatusPage(World()).register(gpu)

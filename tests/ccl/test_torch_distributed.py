@@ -2,19 +2,18 @@
 
 import itertools
 import os
+from dataclasses import replace
 from functools import partial
 from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
-from ccl_cases import Case
+from ccl_cases import Case, moving_cases, reducing_cases
 from jobs_ccl import on_heap, run_cases
 from jobs_common import unlike
 from ops_cases import OPS as PRODUCTS
 from ops_cases import Case as Product
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
 
 from iris_core import Iris
 from iris_core.ccl import Config
@@ -25,6 +24,7 @@ from iris_core.testing import RankPool
 
 DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64")
 REDUCTIONS = ("sum", "product", "min", "max")
+OPS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
 
 
 def name_on(device):
@@ -33,13 +33,10 @@ def name_on(device):
 
 def collective_cases(size, name):
     """Each operation with each element type, wherever tensors lie, and in place."""
-    config = {"algorithm": name}
-    for number, (op, dtype) in enumerate(itertools.product(("all_reduce", "reduce_scatter"), DTYPES)):
-        for i in range(2):
-            reduction = REDUCTIONS[(number + 2 * i + number // 8) % 4]
-            yield Case(op, dtype, reduction, shape=(5, 3), place=("heap", "ordinary")[i], config=config)
-    for number, (op, dtype) in enumerate(itertools.product(("all_gather", "all_to_all", "broadcast"), DTYPES)):
-        yield Case(op, dtype, shape=(5, 3), place=("heap", "ordinary")[number % 2], root=number % size, config=config)
+    config, known = {"algorithm": name}, [(op, name) for op in OPS]
+    known = [case for case in (*reducing_cases(known=known), *moving_cases(known)) if case.dtype in DTYPES]
+    for number, case in enumerate(each for each in known if each.reduction in REDUCTIONS):
+        yield replace(case, place=("heap", "ordinary")[number % 2], root=number % size)
     for op in ("all_reduce", "all_gather", "reduce_scatter"):
         yield Case(op, shape=(40, 101), in_place=True, config=config)
     for op in ("all_gather", "reduce_scatter"):
@@ -72,17 +69,14 @@ def refusals(ctx):
         assert unlike((f"UnsupportedError: .*cannot serve this call: .*{reason}", call)) == []
         assert fused or engine.explain(op, *tensors, **how).algorithm not in (name, "")
 
-    x, y, whole, square = zeros(8), zeros(8), zeros(16 * size)[::2], zeros(8, 8)
+    x, y, square = zeros(8), zeros(8), zeros(8, 8)
     with mock.patch.object(dist, "is_initialized", return_value=False):
         refused("is not initialised", "all_reduce", y, x)
-        refused("is not initialised", "matmul_all_reduce", zeros(8, 8), square, square)
     refused("orders the members by rank", "all_reduce", y, x, group=turned)
     refused("its tensors are contiguous", "all_reduce", y, zeros(16)[::2])
-    refused("its tensors are contiguous", "all_gather", whole, x)
     refused("equal parts", "all_to_all", x, y, input_split_sizes=[4, 4], output_split_sizes=[4, 4])
     refused("is offered for float16", "all_reduce", y.short(), x.short())
     refused("does not reduce by bxor", "all_reduce", y.int(), x.int(), op="bxor")
-    refused("does not reduce by avg", "all_reduce", y.int(), x.int(), op="avg")
     refused("no use for comm_sms", "all_reduce", y, x, fields={"comm_sms": 2})
     refused("a group of one rank", "all_reduce", y, x, group=[ctx.cur_rank])
     refused("orders the members by rank", "matmul_all_reduce", zeros(8, 8), square, square, group=turned)
@@ -93,26 +87,6 @@ def refusals(ctx):
     symmetric = ctx.ops.explain("matmul_reduce_scatter", zeros(8 // size, 8), square, square)
     (torch_symm,) = (each for each in symmetric.candidates if each.name == "torch_symm")
     assert "on NVIDIA GPUs only" in torch_symm.reason
-
-
-@on_heap("8MiB")
-def meshes(ctx):
-    """Sums over each dimension of a mesh of 2 x 2 ranks, and what wrong groups and tensors say."""
-    mesh = init_device_mesh(ctx.device.partition(":")[0], (2, 2), mesh_dim_names=("dp", "tp"))
-    part = distribute_tensor(torch.ones(4, 4), mesh, [Shard(0), Shard(1)])
-    y, rank = ctx.zeros(2), ctx.cur_rank
-    for name, total in (("dp", 2.0 * (rank % 2) + 2), ("tp", 4.0 * (rank // 2) + 1)):
-        ctx.ccl.all_reduce(y, torch.full((2,), float(rank), device=ctx.device), group=mesh[name])
-        ctx.device_barrier(mesh[name])
-        ctx.barrier(group=mesh[name])
-        assert y.tolist() == [total] * 2
-    reduce = ctx.ccl.all_reduce
-    wrong = unlike(
-        (r"GroupError.*of 2 dimensions; pass one of them: mesh\[name\]", lambda: reduce(y, y, group=mesh)),
-        ("TypeError: all_reduce: the output is a DTensor; pass this rank's part", lambda: reduce(part, part)),
-        (r".*tensor.to_local\(\)", lambda: ctx.ops.matmul_all_reduce(ctx.zeros(4, 4), part, part)),
-    )
-    assert wrong == []
 
 
 def gloo_sum(dying=None):
@@ -139,11 +113,6 @@ def test_results_are_right(pool, num_ranks, device, members):
 
 def test_what_it_cannot_serve_is_refused_with_the_reason(pool):
     assert pool.run(refusals, 2, "cpu") == [None] * 2
-
-
-@pytest.mark.parametrize("num_ranks", [4])
-def test_meshes(pool, num_ranks, device):
-    assert pool.run(meshes, num_ranks, device) == [None] * num_ranks
 
 
 def test_a_process_that_is_newer_than_others_meets_them(monkeypatch):

@@ -1,16 +1,14 @@
 """Portable algorithms: what they serve, what they cost, how they copy elements, and the copy engines."""
 
-import functools
 import importlib
 import re
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
-import triton
-import triton.language as tl
 from ccl_cases import Case, kinds, registered, request
 from tables import table
 
@@ -19,12 +17,9 @@ from iris_core.dispatch.choice import Chooser, Tables
 from iris_core.dispatch.requests import CollectiveCall, Here
 from iris_core.errors import DriverError
 from iris_core.types import DeviceTarget, DeviceType
-from iris_triton import interpreter
 from iris_triton.collectives import collectives, fast_collectives
 from iris_triton.collectives.packets import base
 from iris_triton.collectives.parts import side as copies
-from iris_triton.collectives.parts.elements import copy_part
-from iris_triton.collectives.parts.sizes import layout_of
 from iris_triton.collectives.pull import pull
 from iris_triton.testing.compile_only import assembly, compile_for
 
@@ -111,27 +106,16 @@ CUDA, HIP = ("cuda.bindings", "driver", "CUresult", "CUDA_SUCCESS"), ("hip", "hi
     (DeviceType.HIP, "hipMemcpyDtoDAsync", "hipStreamWriteValue32", HIP),
 ])  # fmt: skip
 def test_copies_of_a_gpu_and_words_behind_them(monkeypatch, device, copy, write, driver):
-    asked = []
-
-    def answering(function):
-        def answer(*arguments):
-            asked.append((function, *arguments))
-            return answers.pop()
-
-        answers, answer.__name__ = [(Code(1),), (Code(0),)], function
-        return answer
-
     module, name, holder, success = driver
-    there = {holder: SimpleNamespace(**{success: Code(0)}), copy: answering(copy), write: answering(write)}
-    there |= {"CUdeviceptr": int, "CUstream": int}
-    monkeypatch.setitem(sys.modules, module, SimpleNamespace(**{name: SimpleNamespace(**there)}))
+    asked = {each: mock.Mock(__name__=each, side_effect=[(Code(0),), (Code(1),)]) for each in (copy, write)}
+    there = SimpleNamespace(**asked, **{holder: SimpleNamespace(**{success: Code(0)})}, CUdeviceptr=int, CUstream=int)
+    monkeypatch.setitem(sys.modules, module, SimpleNamespace(**{name: there}))
     (moves, writes, *_), given = copies.engines(device), (1 << 40, 1 << 41, 4096, 7)
-    moves(*given)
-    writes(*given)
-    assert asked == [(copy, *given), (write, given[-1], *given[:-1])]  # there the stream stands first
-    for each, function in ((moves, copy), (writes, write)):
+    for call, function, wanted in ((moves, copy, given), (writes, write, (7, *given[:-1]))):  # where the stream is
+        call(*given)
+        asked[function].assert_called_once_with(*wanted)
         with pytest.raises(DriverError, match=f"{function}.*INVALID_VALUE"):
-            each(*given)
+            call(*given)
 
 
 @table("found", [lambda name: None, lambda name: importlib.import_module("no_such_package")])
@@ -141,49 +125,6 @@ def test_copies_without_a_driver(monkeypatch, found):
     assert copies.copies_obstacle(DeviceType.CPU) == ""
     assert "cuda-bindings" in copies.copies_obstacle(DeviceType.CUDA)
     assert "hip-python, which is not installed" in copies.copies_obstacle(DeviceType.HIP)
-
-
-PROGRAMS = 3
-BLOCK = 64
-
-
-@triton.jit(do_not_specialize=["count", "sizes", "strides", "dst_at", "src_at"])
-def run_copy(
-    dst, dst_at, src, src_at, sizes, strides, count,
-    DST_DIMS: tl.constexpr, SRC_DIMS: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
-    copy_part(
-        dst, tl.cast(dst_at, tl.int64), src, tl.cast(src_at, tl.int64), sizes, strides, tl.cast(count, tl.int64),
-        tl.program_id(0).to(tl.int64), tl.num_programs(0).to(tl.int64), DST_DIMS, SRC_DIMS, BLOCK
-    )  # fmt: skip
-
-
-LAYOUTS = {
-    "dense": lambda make: make(6, 32), "columns": lambda make: make(6, 96)[:, 32:64],
-    "odd columns": lambda make: make(6, 97)[:, 1:33], "every other": lambda make: make(6, 64)[:, ::2],
-    "transposed": lambda make: make(32, 6).t(),
-    "shifted": lambda make: make(6 * 48 + 1)[1:].view(6, 48)[:, :32],
-}  # fmt: skip
-PAIRS = [*(("dense", each) for each in LAYOUTS), *((each, "dense") for each in LAYOUTS if each != "dense")]
-
-
-@table("dtype", [torch.int8, torch.int16, torch.int32, torch.int64])
-@table(("target", "source"), PAIRS)
-def test_every_layout(target, source, dtype):
-    interpreter.enable()
-    for dst_at, src_at, count in ((0, 0, 192), (32, 16, 96), (16, 32, 33), (5, 7, 90), (0, 0, 0), (0, 0, -16)):
-        dst, src = (LAYOUTS[each](functools.partial(torch.zeros, dtype=dtype)) for each in (target, source))
-        src.copy_(torch.arange(192).view(6, 32) % 120)
-        dst.fill_(-1)
-        to, origin = (layout_of(each.shape, each.stride()) for each in (dst, src))
-        run_copy[(PROGRAMS,)](
-            dst, dst_at, src, src_at, *((to.sizes, to.strides) if to.num_dims else (origin.sizes, origin.strides)),
-            count, DST_DIMS=to.num_dims, SRC_DIMS=origin.num_dims, BLOCK=BLOCK,
-        )  # fmt: skip
-        wanted = torch.full((192,), -1, dtype=dtype)
-        number = max(count, 0)
-        wanted[dst_at : dst_at + number] = src.reshape(-1)[src_at : src_at + number]
-        assert torch.equal(dst.reshape(-1), wanted), (dst_at, src_at, count)
 
 
 def test_strided_outputs_are_written_by_16_bytes():

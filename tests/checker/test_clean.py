@@ -10,7 +10,7 @@ import sys
 import jobs_corpus
 import jobs_examples
 import pytest
-from ccl_cases import kinds, moving_cases, of, place_cases, reducing_pairs, served, shape_cases, way_cases
+from ccl_cases import kinds, moving_cases, of, place_cases, reducing_cases, served, shape_cases, way_cases
 from jobs_norm import Case as Norm
 from jobs_tiles import OPS, Case
 from ops_cases import all_cases, scaled_cases, thinned
@@ -74,7 +74,7 @@ NORMS = [
 ON_HEAP = of(("all_reduce", "nvls_two_shot"), "bfloat16", shape=(2_500_001,), place="ordinary")
 OPERATIONS = {
     "moving": ("jobs_ccl", lambda num_ranks, some: some(moving_cases(), 24)),
-    "reducing": ("jobs_ccl", lambda num_ranks, some: some(reducing_pairs(), 12)),
+    "reducing": ("jobs_ccl", lambda num_ranks, some: some(reducing_cases(), 36)),
     "ways": ("jobs_ccl", lambda num_ranks, some: some(way_cases(num_ranks), 14)),
     "places": ("jobs_ccl", lambda num_ranks, some: some(place_cases(), 24)),
     "shapes": ("jobs_ccl", lambda num_ranks, some: some(shape_cases(), 24)),
@@ -116,7 +116,7 @@ def test_under_schedules(pool, some, tmp_path, seed, num_ranks):
 
     fused = thinned(all_cases(num_ranks), 3)
     for module, cases, every in (
-        ("jobs_ccl", moving_cases(), 24), ("jobs_ccl", reducing_pairs(), 16), ("jobs_ccl", switch_cases(), 8),
+        ("jobs_ccl", moving_cases(), 24), ("jobs_ccl", reducing_cases(), 48), ("jobs_ccl", switch_cases(), 8),
         ("jobs_ops", fused, max(len(fused) // 2, 1)),
     ):  # fmt: skip
         part = some(list(cases)[seed % every :: every], 2)

@@ -512,17 +512,14 @@ def test_results_of_torch_operators_on_the_heap(pool, allocator, num_ranks):
 
 
 @pytest.mark.multigpu
-@pytest.mark.parametrize("num_ranks", [2, 4, 8])
-@pytest.mark.parametrize(("job", "args"), [(existing_tensors, ()), (with_expandable_segments, (True,))])
-def test_expandable_segments_switched_on_by_the_program(num_ranks, job, args):
+@pytest.mark.parametrize(("job", "args", "variable", "num_ranks"), [
+    *((existing_tensors, (), "", n) for n in (2, 4, 8)),
+    *((with_expandable_segments, (True,), "", n) for n in (2, 4, 8)),
+    *((with_expandable_segments, (False,), name, 2) for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")),
+])  # fmt: skip
+def test_expandable_segments_switched_on_by_the_program_or_the_environment(job, args, variable, num_ranks):
     """Tensors in them may be put on the heap of "vmem"; that of "torch" is in no such segment."""
+    environ = {"IRIS_DEVICE_TIMEOUT": "30"} | ({variable: EXPANDABLE} if variable else {})
     # new processes: torch would use what is left of segments that others have made
-    with RankPool(timeout_s=120.0, environ={"IRIS_DEVICE_TIMEOUT": "30"}) as pool:
+    with RankPool(timeout_s=120.0, environ=environ) as pool:
         assert pool.run(job, num_ranks, *args) == [None] * num_ranks
-
-
-@pytest.mark.multigpu(2)
-@pytest.mark.parametrize("variable", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
-def test_expandable_segments_switched_on_by_the_environment(variable):
-    with RankPool(timeout_s=120.0, environ={variable: EXPANDABLE, "IRIS_DEVICE_TIMEOUT": "30"}) as pool:
-        assert pool.run(with_expandable_segments, 2, False) == [None] * 2

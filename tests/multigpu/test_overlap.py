@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 from jobs_common import environment, said_by
-from test_device_barrier import tell
+from test_device_barrier import Exchange
 from triton.language.extra.cuda import gdc_wait
 
 from iris_core import Iris
@@ -47,26 +47,6 @@ def pairs_for(ctx, groups, count):
 
 def are_sums(ctx, pairs):
     return all(bool((out == sum(range(1, ctx.num_ranks + 1))).all()) for out, _ in pairs)
-
-
-class Exchange:
-    """Every rank tells all others a number, in rounds; `step` can be captured."""
-
-    def __init__(self, ctx, barrier):
-        self._ctx, self._barrier = ctx, barrier
-        self._box, self.total = ctx.zeros(ctx.num_ranks, dtype=torch.int64), ctx.zeros(1, dtype=torch.int64)
-
-    def step(self, value):
-        """A round; `total` grows by the numbers of all."""
-        ctx = self._ctx
-        for peer in range(ctx.num_ranks):
-            tell[(1,)](self._box, value * (ctx.cur_rank + 1), ctx.get_device_context(), peer, ctx.num_ranks)
-        self._barrier()
-        self.total += self._box.sum()
-        self._barrier()
-
-    def check(self, values, times=1):
-        assert int(self.total.item()) == times * sum(values) * sum(range(1, self._ctx.num_ranks + 1))
 
 
 def barrier_in_capture():

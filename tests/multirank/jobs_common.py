@@ -74,11 +74,6 @@ def in_vain(faster):
     return mock.patch.object(asm, "read_clock", lambda *operands: faster * read_clock(*operands))
 
 
-def soon(device):
-    """A bound for waits that are going to fail, in seconds: as short as the compilation on another rank allows."""
-    return "0.5" if device == "cpu" else "10"
-
-
 def compile_together(ctx, launches):
     """Compile kernels that all ranks are going to launch: each on one rank, the others find it in Triton's cache.
 

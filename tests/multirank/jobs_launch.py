@@ -66,21 +66,6 @@ def unpicklable():
     return lambda: None
 
 
-def spawned(rank, num_ranks, device, store, answers):
-    """A rank that torch.multiprocessing.spawn has started, with a process group of the program's own."""
-    import torch.distributed as dist
-
-    from iris_core import Iris
-
-    dist.init_process_group("gloo", store=dist.FileStore(store, num_ranks), rank=rank, world_size=num_ranks)
-    with Iris("1MiB", device=device) as ctx:
-        x = ctx.full((4,), float(rank))
-        ctx.barrier()
-        answers.put((ctx.cur_rank, ctx.num_ranks, x.sum().item()))
-    dist.barrier()  # the program's group is still there after the context
-    dist.destroy_process_group()
-
-
 def fork_and_use(device):
     """A child that was forked off a rank is refused, whatever it does; the ranks must not notice."""
     import gc

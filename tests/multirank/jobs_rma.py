@@ -180,11 +180,8 @@ def array(tensor: torch.Tensor) -> np.ndarray:
     return (tensor.double() if tensor.dtype.is_floating_point else tensor).cpu().numpy()
 
 
-def run_atomic(op: str, device: str = "cpu", orders_of_all_dtypes: bool = False) -> None:
-    """Try an atomic in all dtypes, masks and both forms, and with every sem and scope.
-
-    Each sem and scope is tried with the first dtype alone unless they are `orders_of_all_dtypes`.
-    """
+def run_atomic(op: str, device: str = "cpu") -> None:
+    """Try an atomic in all dtypes, masks and both forms, and the first dtype with every sem and scope."""
     launches = []
     with Iris("4MiB", device=device) as ctx:
         rank, world = ctx.cur_rank, ctx.num_ranks
@@ -193,8 +190,7 @@ def run_atomic(op: str, device: str = "cpu", orders_of_all_dtypes: bool = False)
         for dtype in (*LEGAL[op], *more):
             cells, operands = ctx.empty(LANES, dtype=dtype), operand(rank, dtype).to(ctx.device)
             old = torch.empty(LANES, dtype=dtype, device=ctx.device)
-            orders = dtype not in more and (orders_of_all_dtypes or dtype is LEGAL[op][0])
-            for form, masked, sem, scope in orders_of(op, orders):
+            for form, masked, sem, scope in orders_of(op, dtype is LEGAL[op][0]):
                 if dtype in more and (form, masked) != ("method", op != "cas"):
                     continue
                 args = *api_of(f"atomic_{op}", form), cells, operands, old, *where(ctx, form), peer, CHANGED

@@ -8,7 +8,6 @@ import sys
 
 import jobs_launch as jobs
 import pytest
-import torch
 from tables import table
 
 import iris_core
@@ -72,18 +71,8 @@ def test_the_pool_survives_failures(monkeypatch):
         assert pool.run(jobs.describe, 2, "y") == [("y", r, 2, str(r), str(r)) for r in range(2)]
 
 
-@pytest.mark.parametrize("num_ranks", [2])
-def test_ranks_of_torch_multiprocessing(tmp_path, num_ranks, device):
-    method = "spawn" if device == "cuda" else "forkserver"  # which has imported torch
-    answers = torch.multiprocessing.get_context(method).SimpleQueue()
-    args = num_ranks, device, str(tmp_path / "store"), answers
-    torch.multiprocessing.start_processes(jobs.spawned, args, num_ranks, start_method=method)
-    assert sorted(answers.get() for _ in range(num_ranks)) == [(0, 2, 0.0), (1, 2, 4.0)]
-
-
-@pytest.mark.parametrize("num_ranks", [2])
-def test_a_forked_child_is_refused_and_disturbs_nothing(pool, num_ranks, device):
-    assert pool.run(jobs.fork_and_use, num_ranks, device) == [("[]", 3.0)] * num_ranks
+def test_a_forked_child_is_refused_and_disturbs_nothing(pool, device):
+    assert pool.run(jobs.fork_and_use, 2, device) == [("[]", 3.0)] * 2
 
 
 CELL = """

@@ -5,7 +5,7 @@ import time
 
 import pytest
 import torch
-from jobs_common import environment, in_vain, soon, unlike
+from jobs_common import environment, in_vain, unlike
 
 from iris_core import Iris
 
@@ -63,8 +63,8 @@ def within_a_node(device: str, dtype: torch.dtype) -> None:
 
 
 def refused(device: str) -> None:
-    """Nothing of wrong calls is launched."""
-    with Iris("1MiB", device=device) as ctx:
+    """Nothing of wrong calls is launched; and a wait has a bound."""
+    with environment(IRIS_DEVICE_TIMEOUT="10"), in_vain(20), Iris("1MiB", device=device) as ctx:
         x, word, elsewhere = ctx.zeros(4), ctx.zeros(1, dtype=torch.int64), torch.zeros(5, device=ctx.device)
         assert unlike(
             ("ArgumentError: as_remote: rank 2 is out of range in a world of 2(;|$)", lambda: ctx.put(x, 2)),
@@ -77,11 +77,6 @@ def refused(device: str) -> None:
         ) == []  # fmt: skip
         ctx.barrier()
         assert (x.tolist(), word.tolist()) == ([0.0] * 4, [0])
-
-
-def waits_in_vain(device: str) -> None:
-    with environment(IRIS_DEVICE_TIMEOUT=soon(device)), in_vain(100), Iris("1MiB", device=device) as ctx:
-        word = ctx.zeros(1, dtype=torch.int64)
         call = lambda: (ctx.signal_wait(word, 1), ctx.barrier())
         assert unlike(("DeviceTimeoutError: .*IRIS_DEVICE_TIMEOUT", call)) == []
 
@@ -94,7 +89,3 @@ def test_puts_and_signals_arrive_in_order(pool, device, num_ranks):
 
 def test_wrong_calls_are_refused(pool, device):
     pool.run(refused, 2, device)
-
-
-def test_a_wait_has_a_bound(pool, device):
-    pool.run(waits_in_vain, 1, device)

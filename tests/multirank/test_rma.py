@@ -20,10 +20,8 @@ def test_every_dtype_mask_and_hint(pool, some, language, num_ranks, device):
 @pytest.mark.slow
 @pytest.mark.parametrize(*EVERY)
 def test_every_dtype_mask_sem_and_scope_of_atomics(pool, language, num_ranks, device):
-    # the executor knows no orders, and compiling takes the time on GPUs: two ranks try each order with every dtype
-    orders_of_all_dtypes = (language, device, num_ranks) == ("triton", "cuda", 2)
     for op in LEGAL:
-        pool.run(in_language, num_ranks, language, run_atomic, op, device, orders_of_all_dtypes)
+        pool.run(in_language, num_ranks, language, run_atomic, op, device)
 
 
 @pytest.mark.parametrize(*languages(rank_counts(4, seldom=[2]), gluon=rank_counts(seldom=[2, 4])))

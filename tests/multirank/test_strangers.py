@@ -5,16 +5,17 @@ import contextlib
 import errno
 import json
 import os
-import pathlib
 import resource
 import socket
 import struct
 import tempfile
 import time
 import warnings
+from pathlib import Path
 
 import pytest
 from rank_processes import HANG_S, Processes, wait_until
+from tables import table
 
 from iris_core.errors import IrisError
 from iris_core.types import Segment
@@ -26,7 +27,7 @@ def open_late(tell, go, limit):
     """Open a world with few descriptors, the last rank when there is a file, and use it; tell what it has seen."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     if os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1):
-        pathlib.Path(f"{go}.asked").touch()
+        Path(f"{go}.asked").touch()
         while not os.path.exists(go):
             time.sleep(0.02)
     world = connect(None, 60.0)
@@ -112,7 +113,7 @@ def test_strangers_get_nothing_and_disturb_nothing(server, uid, let_in):
         processes.start_ranks(folder, 3, open_late, f"{folder}/go", 256)
         ready = ("card.1.0", "card.1.1", "go.asked")
         wait_until(lambda: all(os.path.exists(f"{folder}/{name}") for name in ready))
-        cards = [json.loads(pathlib.Path(folder, f"card.1.{rank}").read_text()) for rank in (0, 1)]
+        cards = [json.loads(Path(folder, f"card.1.{rank}").read_text()) for rank in (0, 1)]
         if let_in:
             os.chmod(folder, 0o711)
             for card in cards:
@@ -120,7 +121,7 @@ def test_strangers_get_nothing_and_disturb_nothing(server, uid, let_in):
         processes.start(stranger_main, uid, flood, folder, cards, 500)
         found, errors = processes.answer(3)
         os.chmod(folder, 0o700)
-        pathlib.Path(folder, "go").touch()
+        Path(folder, "go").touch()
         assert found <= {b""}
         if not let_in:
             assert errors == {"EACCES"}
@@ -179,15 +180,10 @@ def test_a_folder_that_a_stranger_has_made_beforehand(server, tmp_path):
         Folder(tmp_path / name)
 
 
-@pytest.mark.parametrize("kind", ["link", "open to others", "a file"])
-def test_folders_that_are_not_safe(tmp_path, kind):
-    path = tmp_path / "folder"
-    if kind == "link":
-        (tmp_path / "elsewhere").mkdir(0o700)
-        path.symlink_to(tmp_path / "elsewhere")
-    elif kind == "a file":
-        path.touch()
-    else:
-        path.mkdir(0o750)
+@table("make", [lambda path: path.symlink_to(path.parent), lambda path: path.mkdir(0o750), Path.touch])
+def test_folders_that_are_not_safe(tmp_path, make):
+    """A link, one that is open to others, and a file."""
+    tmp_path.chmod(0o700)
+    make(path := tmp_path / "folder")
     with pytest.raises(IrisError, match=r"folder belongs to user \d+ .* has mode"):
         Folder(path)

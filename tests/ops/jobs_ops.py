@@ -1,12 +1,12 @@
 """Rank jobs of tests/ops; they run on CPU ranks and on GPUs."""
 
+import itertools
 import math
 
 import torch
-from jobs_ccl import run_cases  # noqa: F401 - a job of tests that name this module
+from jobs_ccl import on_heap, run_cases  # noqa: F401 - a job of tests that name this module
 from ops_cases import UNTOUCHED, operand, wrong_elements
 
-from iris_core import Iris
 from iris_core.ops import FusedConfig
 
 
@@ -79,20 +79,13 @@ def verify(case, tensors, turn=0, what=""):
     return wrong
 
 
-def float32_precisions(device, algorithms):
-    """Largest relative errors of products of float32, by what torch is set to, what the config says, and algorithm."""
-    setting = torch.backends.cuda.matmul
-    errors = {}
-    with Iris("8MiB", device=device) as ctx:
-        a, b = (torch.randn(shape, generator=torch.Generator().manual_seed(3)) for shape in ((48, 64), (64, 32)))
-        want = ctx.num_ranks * (a.double() @ b.double())
-        mine, out = (a.to(ctx.device), b.to(ctx.device)), ctx.zeros(48, 32)
-        for default in ("ieee", "tf32", "none"):
-            setting.fp32_precision = default
-            for wish in (None, True, False):
-                for name in algorithms:
-                    ctx.ops.matmul_all_reduce(out, *mine, config=FusedConfig(algorithm=name, allow_tf32=wish))
-                    error = (out.cpu().double() - want).abs().max() / want.abs().max()
-                    errors[default, wish, name] = float(error), setting.fp32_precision
-        ctx.barrier()
+@on_heap("8MiB")
+def float32_errors(ctx, algorithms):
+    """Largest relative errors of products of float32, by what the config says, and algorithm."""
+    a, b = (torch.randn(shape, generator=torch.Generator().manual_seed(3)) for shape in ((48, 64), (64, 32)))
+    want, errors = ctx.num_ranks * (a.double() @ b.double()), {}
+    mine, out = (a.to(ctx.device), b.to(ctx.device)), ctx.zeros(48, 32)
+    for wish, name in itertools.product((None, True, False), algorithms):
+        ctx.ops.matmul_all_reduce(out, *mine, config=FusedConfig(algorithm=name, allow_tf32=wish))
+        errors[wish, name] = float((out.cpu().double() - want).abs().max() / want.abs().max())
     return errors

@@ -67,23 +67,6 @@ def train(device, form, dtype, steps, algorithms=None, members=None):
     return worst
 
 
-@on_heap("4MiB")
-def frozen(ctx):
-    """What needs no gradient gets none; under no_grad nothing is recorded, else what another member may need is."""
-    layer = RowParallelLinear(ctx, 2 * ctx.num_ranks, 4, bias=False, sequence_parallel=True)
-    x = torch.ones(2 * ctx.num_ranks, 2, device=ctx.device)
-    layer(x).sum().backward()
-    assert (x.grad, layer.bias) == (None, None)
-    assert layer.weight.grad is not None
-    layer.weight.requires_grad_(False)
-    assert layer(x).requires_grad
-    assert not nn.linear_all_reduce(ctx, x, layer.weight).requires_grad
-    with torch.no_grad():
-        assert not layer(x.requires_grad_()).requires_grad
-    layer(x).sum().backward()
-    assert torch.allclose(x.grad.cpu(), layer.weight.detach().cpu().sum(0).expand(x.shape), atol=1e-6)
-
-
 @on_heap("8MiB", IRIS_BARRIER_TIMEOUT="30", IRIS_DEVICE_TIMEOUT="30")
 def needed_by_some(ctx):
     """Members get the same gradients where others need other ones, or none, as where all need all."""
@@ -130,7 +113,7 @@ def refused_by_one(ctx):
 
 @on_heap("8MiB")
 def of_a_layer(ctx):
-    """What users of torch's modules expect: autocast, no rows, copies, seeds."""
+    """What users of torch's modules expect: autocast, no rows, no gradients, copies, seeds."""
     size = ctx.num_ranks
 
     def layers():
@@ -150,6 +133,8 @@ def of_a_layer(ctx):
         layer(x).sum().backward()
         assert not layer.weight.grad.any()
         assert not x.grad.numel()
+        with torch.no_grad():
+            assert not layer(x).requires_grad
     copied = copy.deepcopy(layer)
     with torch.no_grad():
         copied.weight += 1
@@ -186,7 +171,7 @@ def test_training(pool, device, num_ranks, form, algorithms, members):
         assert {what: error for what, error in worst.items() if not error <= tolerance} == {}
 
 
-@pytest.mark.parametrize(("job", "num_ranks"), [(of_a_layer, 2), (frozen, 2), (refused_by_one, 2), (needed_by_some, 3)])
+@pytest.mark.parametrize(("job", "num_ranks"), [(of_a_layer, 2), (refused_by_one, 2), (needed_by_some, 3)])
 def test_layers_are_modules_like_others(pool, num_ranks, device, job):
     assert pool.run(job, num_ranks, device) == [None] * num_ranks
 
@@ -199,18 +184,15 @@ ONES, FIVE = torch.ones, torch.ones(5, 4)
     (lambda ctx: nn.linear(ctx, ONES(2, 4), FIVE, ONES(4)), r"bias must be \(5,\)"),
     (lambda ctx: nn.linear(ctx, ONES(2, 4), ONES(4)), "weight must be a matrix"),
     (lambda ctx: nn.linear_reduce_scatter(ctx, ONES(4), FIVE), "first dimension is divided"),
-    (lambda ctx: nn.all_gather_linear(ctx, ONES(4), FIVE), "first dimension is divided"),
     (lambda ctx: ColumnParallelLinear(ctx, 4, 4, gather_output=True, sequence_parallel=True), "gather_output"),
     (lambda ctx: ColumnParallelLinear(ctx, 4, 4, config=FusedConfig(algorithm="unfused")), "nothing is fused"),
     (lambda ctx: RowParallelLinear(ctx, 4, 4, input_is_parallel=False)(ONES(2, 3)), "must have all 4 features"),
     (lambda ctx: nn.linear(ctx, ONES(2, 4), FIVE.bfloat16()), "weight has torch.bfloat16"),
     (lambda ctx: nn.linear(ctx, ONES(2, 4).double(), FIVE.double()), "torch.float64 is not supported"),
-    *((lambda ctx, whole=whole: RowParallelLinear(ctx, 4, 5).load_whole(ONES(whole)), r"weight is \(5, 4\), not")
-      for whole in ((1, 4), (6, 4), (4, 5))),
+    (lambda ctx: RowParallelLinear(ctx, 4, 5).load_whole(ONES(1, 4)), r"weight is \(5, 4\), not"),
     (lambda ctx: ColumnParallelLinear(ctx, 4, 6).load_whole(ONES(6, 4), ONES(1)), r"bias is \(6,\), not \(1,\)"),
 ])  # fmt: skip
 def test_wrong_shapes(call, text):
-    with Iris("1MiB", device="cpu") as ctx:
-        with pytest.raises(UnsupportedError if "not supported" in text else ArgumentError, match=text):
-            call(ctx)
-        assert "in_features=4, out_features=6, bias=False" in repr(ColumnParallelLinear(ctx, 4, 6, bias=False))
+    wanted = UnsupportedError if "not supported" in text else ArgumentError
+    with Iris("1MiB", device="cpu") as ctx, pytest.raises(wanted, match=text):
+        call(ctx)

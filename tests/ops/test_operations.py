@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 from jobs_ccl import late_inside
-from jobs_ops import float32_precisions, run_cases
+from jobs_ops import float32_errors, run_cases
 from ops_cases import all_cases, packet_cases, thinned
 from rank_counts import rank_counts
 
@@ -33,14 +33,11 @@ def test_packets(pool, tmp_path, num_ranks, device):
         assert wrong == []
 
 
-@pytest.mark.parametrize("num_ranks", [2])
-def test_float32_is_multiplied_as_torch_does_it(pool, num_ranks, device):
-    for errors in pool.run(float32_precisions, num_ranks, device, ("unfused", "two_shot")):
-        assert len(errors) == 18
-        for (default, wish, name), (error, setting) in errors.items():
-            assert setting == default  # as it was
-            tf32 = device == "cuda" and (wish or (wish is None and default == "tf32"))
-            assert (1e-5 < error < 1e-2) if tf32 else error < 2e-6, (default, wish, name)
+def test_float32_is_multiplied_as_the_config_says(pool, device):
+    for errors in pool.run(float32_errors, 2, device, ("unfused", "two_shot")):
+        assert len(errors) == 6
+        for (wish, name), error in errors.items():
+            assert (1e-5 < error < 1e-2) if device == "cuda" and wish else error < 2e-6, (wish, name)
 
 
 @pytest.mark.parametrize("dense", [True, False])

@@ -90,13 +90,12 @@ def workspaces(device):
 @on_heap("24MiB", packets=True)
 def again_after_resets(ctx, case):
     """The epochs begin again, and what programs have told each other before must not count."""
-    tensors, wrong = Tensors(ctx, case, ctx.cur_rank, ctx.num_ranks), []
+    tensors = Tensors(ctx, case, ctx.cur_rank, ctx.num_ranks)
     for turn in range(4):
         tensors.fill(turn)
         call(ctx, case, tensors)
-        wrong += verify(case, tensors, turn)
+        assert verify(case, tensors, turn) == []
         ctx.ccl.reset()
-    return wrong
 
 
 @on_heap("24MiB", packets=True, IRIS_DEVICE_TIMEOUT="1")
@@ -205,17 +204,12 @@ def refused(device):
             ("ArgumentError: .*A has dtype float32, B float16", lambda: reduce(a, b.half())),
             ("ArgumentError: .*the output has dtype float16", lambda: total(out.half(), a, b)),
             ("UnsupportedError: .*int32", lambda: total(*(x.int() for x in (out, a, b)))),
-            ("DeviceError", lambda: reduce(a, torch.zeros(4, 6, device="meta"))),
-            ("TypeError: .*B must be a torch tensor", lambda: reduce(a, [[1.0]])),
             (r"ArgumentError: .*\(6,\), \(1, 6\) or \(12, 1\)", lambda: reduce(a, b, ctx.zeros(5))),
-            (r"ArgumentError: .*bias\[:, None\]", lambda: reduce(a, b, ctx.zeros(6 * size))),
             ("ArgumentError: .*the bias has dtype float16", lambda: reduce(a, b, halves.to(ctx.device))),
             ("ArgumentError: .*the output and A share memory", lambda: reduce(out[:, :4], b)),
-            ("ArgumentError: .*share memory", lambda: total(out[:1].expand(6 * size, 6), a, b)),
             ("ArgumentError: .*torch.no_grad", lambda: reduce(a, grad)),
             ("TypeError: .*FusedConfig", lambda: reduce(a, b, config=Config())),
             ("TypeError: .*FusedWorkspace", lambda: reduce(a, b, workspace={})),
-            ("ArgumentError: .*'magic'", lambda: reduce(a, b, config=of(algorithm="magic"))),
             ("UnsupportedError: .*num_fetch_sms", lambda: reduce(a, b, config=two_shot(num_fetch_sms=8))),
             ("UnsupportedError: .*block_size_m is 48", lambda: reduce(a, b, config=two_shot(block_size_m=48))),
             ("ArgumentError: .*must divide the 11 rows", lambda: scatter(a[:-1], b)),
@@ -225,12 +219,9 @@ def refused(device):
             ("ArgumentError: .*they fit gather_dim=0", before),
             ("ArgumentError: .*gather_dim must be 0", lambda: before(gather_dim=2)),
             (".*num_sms", lambda: before(gather_dim=0, config=of(algorithm="fetch", num_sms=2, num_fetch_sms=2))),
-            (".*'matmul' is no operation", lambda: ops.explain("matmul", out, a, b)),
             ("ArgumentError: .*b_scales are missing", of_rows),
-            ("TypeError: .*a_scales", lambda: scaled(a_scales=1.0, b_scales=columns)),
             ("ArgumentError: .*b_scales must be float32", lambda: of_rows(b_scales=columns.half())),
             (r"ArgumentError: .*\(12, 1\), .* \(1, 1\)", lambda: scaled(a_scales=rows[:5], b_scales=columns)),
-            ("DeviceError: .*b_scales", lambda: of_rows(b_scales=columns.to("meta"))),
             ("ArgumentError: .*8-bit floats", lambda: reduce(a, b, a_scales=rows, b_scales=columns)),
             ("UnsupportedError: .*gather_dim=0",
              lambda: gather(a[:, :2].to(f8), b.to(f8), a_scales=rows, b_scales=columns)),
@@ -270,23 +261,17 @@ def test_back_to_back_with_changing_data(pool, num_ranks, device):
     assert pool.run(job, num_ranks, device, calls, 12, timeout_s=300.0) == [[]] * num_ranks
 
 
-@pytest.mark.parametrize(("job", "num_ranks", "args"), [
-    *((job, n, ()) for job in (without_gradients, workspaces) for n in (1, 2)),
-    *((without_room, 2, (deterministic,)) for deterministic in (False, True)),
-])  # fmt: skip
-def test_no_grad_workspaces_and_little_room(pool, job, num_ranks, device, args):
-    assert pool.run(job, num_ranks, device, *args) == [None] * num_ranks
-
-
 PROGRAMS = {"num_sms": 4, "block_size_n": 64, "block_size_k": 16}
 
 
-@pytest.mark.parametrize("case", [
-    Case("matmul_all_reduce", "packets", (4, 64, 256), config=PROGRAMS),
-    Case("all_gather_matmul", "packets", (4, 256, 256), dim=0, config=PROGRAMS),
-], ids=lambda case: case.op)  # fmt: skip
-def test_packets_after_resets(pool, case, device):
-    assert pool.run(again_after_resets, 2, device, case) == [[]] * 2
+@pytest.mark.parametrize(("job", "num_ranks", "args"), [
+    *((job, n, ()) for job in (without_gradients, workspaces) for n in (1, 2)),
+    *((without_room, 2, (deterministic,)) for deterministic in (False, True)),
+    (again_after_resets, 2, (Case("matmul_all_reduce", "packets", (4, 64, 256), config=PROGRAMS),)),
+    (again_after_resets, 2, (Case("all_gather_matmul", "packets", (4, 256, 256), dim=0, config=PROGRAMS),)),
+])  # fmt: skip
+def test_no_grad_workspaces_resets_and_little_room(pool, job, num_ranks, device, args):
+    assert pool.run(job, num_ranks, device, *args) == [None] * num_ranks
 
 
 def test_a_late_packet_names_its_sender(pool):
@@ -303,9 +288,8 @@ def test_packets_of_elements_that_are_far_apart(pool):
     assert pool.run(far_apart, 2, "cpu") == [0, 0]
 
 
-@pytest.mark.parametrize("num_ranks", [2])
-def test_refused_calls(pool, num_ranks, device):
-    for wrong, explained in pool.run(refused, num_ranks, device):
+def test_refused_calls(pool, device):
+    for wrong, explained in pool.run(refused, 2, device):
         assert wrong == []
         text = "all_gather_matmul: \\w+, the cheapest by its model\n  unfused .*us, model\n  fetch .*\n  copy_engine"
         assert re.match(text, explained, re.DOTALL)

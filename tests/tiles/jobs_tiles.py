@@ -334,25 +334,45 @@ def mistaken(language, mistakes):
     return said
 
 
-def sequence(language, ops, start, device):
-    """Different algorithms one after the other with the same locks, from a given stamp on; returns who is wrong."""
-    with opened(language, device) as (ctx, src, dst, locks, part):
+def sequence(language, ops, device, start=0, replays=0):
+    """Different algorithms one after the other with the same locks, from a given stamp on; returns who is wrong.
+
+    They are launched once, or captured and replayed, with new data and no barrier.
+    """
+    with opened(language, device, m=33, n=35) as (ctx, src, dst, locks, part):
         rank, world = ctx.cur_rank, ctx.num_ranks
         stamps = locks.view(-1, 2 * world + 3)
         stamps[:] = start
         stamps[:, 2 * world + 1] = 0
+        data, turn = part(0), torch.zeros(1, dtype=torch.int64, device=ctx.device)
+        results = data.new_zeros(len(ops) * max(replays, 1), *data.shape)
+
+        def step():
+            for number, op in enumerate(ops):
+                if not replays and number % world == rank:
+                    time.sleep(0.005)
+                data.copy_((turn + rank).expand(data.shape))
+                simple_launch(ctx, language, op, data, src, dst, locks)
+                simple_launch(ctx, language, "await", data, src, dst, locks)
+                results.index_copy_(0, turn, dst[None])
+                turn.add_(1)
+
         ctx.barrier()
-        results = []
-        for turn, op in enumerate(ops):
-            if turn % world == rank:
-                time.sleep(0.005)
-            data = part(rank + turn)
-            simple_launch(ctx, language, op, data, src, dst, locks)
-            simple_launch(ctx, language, "await", data, src, dst, locks)
-            results.append(dst.clone())
+        step()  # in which kernels are compiled
         ctx.barrier()
-        wants = [sum(r + turn for r in range(world)) for turn in range(len(ops))]
-        wrong = [op for op, want, result in zip(ops, wants, results, strict=True) if not (result == want).all()]
+        if replays:
+            turn.zero_()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                step()
+        for replay in range(replays):
+            if replay % world == rank:
+                torch.cuda.synchronize()
+                time.sleep(0.002)
+            graph.replay()
+        ctx.barrier()
+        wants = [sum(r + turn for r in range(world)) for turn in range(len(results))]
+        wrong = [turn for turn, want in enumerate(wants) if not (results[turn] == want).all()]
         return wrong, int(stamps[0, 2 * world])
 
 
@@ -368,38 +388,3 @@ def nobody_else_calls(language, op, device):
         text = said_by(ctx.barrier)
         ctx.barrier()
         return text, not dst.any()
-
-
-def replayed(language, op, replays, device):
-    """A launch in a CUDA graph, replayed with new data and no barrier; returns the replays with a wrong result."""
-    m, n = 33, 70
-    with opened(language, device, op, m, n) as (ctx, src, dst, locks, _):
-        rank, world = ctx.cur_rank, ctx.num_ranks
-        data, turn = torch.zeros(m, n, device=ctx.device), torch.zeros(1, device=ctx.device)
-        results = torch.zeros(replays, m, n, device=ctx.device)
-        place = torch.zeros(1, dtype=torch.int64, device=ctx.device)
-
-        def step():
-            data.copy_((turn + rank).expand(m, n))
-            simple_launch(ctx, language, op, data, src, dst, locks)
-            simple_launch(ctx, language, "await", data, src, dst, locks)
-            results.index_copy_(0, place, dst[None])
-            turn.add_(1)
-            place.add_(1)
-
-        ctx.barrier()
-        step()  # compiles
-        ctx.barrier()
-        turn.zero_()
-        place.zero_()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            step()
-        for replay in range(replays):
-            if replay % world == rank:
-                torch.cuda.synchronize()
-                time.sleep(0.002)
-            graph.replay()
-        ctx.barrier()
-        want = [float(sum(r + replay for r in range(world))) for replay in range(replays)]
-        return [replay for replay in range(replays) if not (results[replay] == want[replay]).all()]
