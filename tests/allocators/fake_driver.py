@@ -56,7 +56,7 @@ class Faulty:
             return call
 
         for name, method in list(vars(cls).items()):
-            if not name.startswith("_") and name not in ("counts", "sizes_in_reservation"):
+            if not name.startswith("_") and name != "counts":
                 setattr(cls, name, counted(method))
 
     def __init__(self):
@@ -117,15 +117,13 @@ class FakeVmm(Faulty):
     """Implements `VmmDriver` on host memory.
 
     Attributes:
-        takes_any_size: whether HIP's call for access takes any whole mappings, or as ROCm 7.2 does: a size that is the
-            sum of the reservation's first so many mappings, in their order here.
         bound: what is bound to multicast objects: (size, memory) by object and offset.
     """
 
     def __init__(self, total=1 << 40):
         super().__init__()
         self.total, self.used, self.busy = total, 0, False
-        self.exportable = self.takes_any_size = self.has_multicast = True
+        self.exportable = self.has_multicast = True
         self.multicast_granule = GRANULE
         self.bound = {}
         self._numbers = itertools.count(1000)
@@ -250,11 +248,6 @@ class FakeVmm(Faulty):
             reached += self._mappings[reached][0]
         self._check(reached == ptr + nbytes)
         assert _libc.mprotect(ptr, nbytes, _READ_WRITE) == 0
-
-    def sizes_in_reservation(self, ptr):
-        """Sizes of what is mapped in the reservation that an address lies in, the oldest first."""
-        ((base, nbytes),) = ((b, n) for b, (n, _, _) in self._reserved.items() if b <= ptr < b + n)
-        return [size for at, (size, _) in self._mappings.items() if base <= at < base + nbytes]
 
     def address_range(self, ptr):
         return self._mapping(ptr)[:2]
