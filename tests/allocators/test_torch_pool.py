@@ -2,7 +2,6 @@
 
 import contextlib
 import ctypes
-import gc
 import sys
 
 import pytest
@@ -101,21 +100,6 @@ def test_expandable_segments_are_off_for_the_pool_alone(monkeypatch, settings, m
         make_torch(1 << 20).close()
     assert seen == [mine if mode == "others" else f"{others},expandable_segments:True,expandable_segments:False"]
     assert now() == mine, "all of them, or the threshold would be back at its default"
-
-
-def test_the_pool_lives_as_long_as_the_last_tensor():
-    allocator, told = make_torch(1 << 16), []
-    tensor = allocator.tensor(256, 100, lambda: told.append(1))
-    pool = allocator._memory.untyped_storage()._weak_ref()
-    allocator.close()
-    gc.collect()
-    tensor.fill_(3)
-    assert not torch.UntypedStorage._expired(pool)
-    del tensor
-    gc.collect()
-    assert told == [1]
-    assert torch.UntypedStorage._expired(pool)
-    torch.UntypedStorage._free_weak_ref(pool)
 
 
 @table("failing", [{0: 1}, {1: 2}, {2: 1}, {2: 2}, {0: 1, 2: 1}])

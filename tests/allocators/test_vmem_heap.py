@@ -10,7 +10,6 @@ import torch
 from tables import table
 
 from iris_core import errors
-from iris_core.heap.blocks import NOT_OPEN
 from iris_core.testing.conformance import oracle
 
 from .cluster import ThreadWorld, make
@@ -205,7 +204,7 @@ def test_whichever_step_of_opening_multicast_fails_no_rank_opens(made, rank):
     assert ("create_multicast" in names) == (rank == 0)
 
 
-def test_multicast_that_not_all_ranks_have_or_ask_for_is_refused(made):
+def test_what_not_all_ranks_have_or_ask_for_is_refused(made):
     drivers = made.driver(), made.driver()
     drivers[1].has_multicast = False
     with pytest.raises(errors.UnsupportedError, match="multicast"):
@@ -213,18 +212,11 @@ def test_multicast_that_not_all_ranks_have_or_ask_for_is_refused(made):
     assert made.allocator(driver=drivers[1], multicast=True).nbytes, "a world of one needs none"
     c = made.cluster(2, make=lambda *of: make(*of, multicast=of[1] == 1), opened=False)
     c.refused(errors.RankMismatchError, "ask for multicast .*rank 0 0, rank 1 1", lambda heap: heap.open())
+    other = made.cluster(2, make=lambda *of: make(*of, granule=(1 + of[1]) * GRANULE), opened=False)
+    other.refused(errors.RankMismatchError, "pieces of different sizes.*rank 1 131072", lambda heap: heap.open())
     assert not any(driver.bound for driver in c.drivers)
     drivers[0].multicast_granule = 4 * GRANULE
     assert made.allocator(8 * GRANULE, 0, 2, driver=drivers[0], granule=None, multicast=True).granularity == 4 * GRANULE
-
-
-def test_ranks_with_different_granules_are_told_so(made):
-    c = made.cluster(2)
-    c.allocators[1].granularity = 2 * GRANULE
-    for heap in c.heaps:
-        heap._state.closed = NOT_OPEN
-    raised = refused(made, c, lambda heap: heap.open(), errors.RankMismatchError)
-    assert f"rank 0 {GRANULE}, rank 1 {2 * GRANULE}" in raised[0]
 
 
 def external(made, cluster, start=0, shape=(8,), sizes=(2, 1)):
