@@ -22,7 +22,6 @@ from iris_core.errors import DriverError, UnsupportedError
 GRANULE = 64 << 10
 INVALID = 1, "CUDA_ERROR_INVALID_VALUE"
 OUT_OF_MEMORY = 2, "CUDA_ERROR_OUT_OF_MEMORY"
-NO_PEER_ACCESS = 217, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED"
 NOT_SUPPORTED = 801, "CUDA_ERROR_NOT_SUPPORTED"
 ORIGIN = 4096
 """Where the one allocation that `FakeIpc` pretends begins."""
@@ -61,7 +60,7 @@ class Faulty:
 
     def __init__(self):
         self.calls = []
-        self.fail_at, self.fail_next, self.fail_with = None, {}, NOT_SUPPORTED
+        self.fail_at, self.fail_next = None, {}
 
     def _enter(self, name):
         self.calls.append(name)
@@ -69,7 +68,7 @@ class Faulty:
             self.fail_next[name] -= 1
         if len(self.calls) == self.fail_at or self.fail_next.get(name) == 0:
             self.fail_next.pop(name, None)
-            raise DriverError(name, *self.fail_with)
+            raise DriverError(name, *NOT_SUPPORTED)
 
     def _check(self, holds, why=INVALID):
         if not holds:

@@ -44,15 +44,6 @@ def seen_everywhere(cluster, *tensors_by_rank):
     return True
 
 
-def refused(made, cluster, function, kind=errors.PeerAccessError):
-    """What a function of (heap) raises: the same on all ranks, which have what they had before."""
-    counts, descriptors = cluster.counts, made.descriptors()
-    raised = cluster.attempt(function)
-    assert {type(error) for error in raised} == {kind}
-    assert (cluster.counts, made.descriptors()) == (counts, descriptors)
-    return [str(error) for error in raised]
-
-
 @table("multicast", [False, True])
 def test_memory_comes_when_it_is_used_and_goes_when_it_is_free(made, multicast):
     """Also what multicast addresses reach: at every moment, what all ranks have."""
@@ -77,22 +68,6 @@ def test_memory_comes_when_it_is_used_and_goes_when_it_is_free(made, multicast):
     assert held() == [3 * GRANULE] * 3
     assert [driver.counts()[1] for driver in c.drivers] == [9 + multicast] * 3, "peers' mappings are gone as well"
     assert seen_everywhere(c, more, fill(c, 2))
-
-
-def test_memory_exhausted_on_one_rank_is_the_same_error_everywhere_and_nothing_leaks(made):
-    c = made.cluster(2)
-    kept = fill(c, 1)
-    c.drivers[1].total = 3 * GRANULE
-    raised = c.attempt(lambda heap: heap.allocate(5 * GRANULE, U8))
-    assert {(e.requested_bytes, e.free_bytes) for e in raised} == {(5 * GRANULE, 2 * GRANULE)}
-    raised = refused(made, c, lambda heap: heap.allocate(5 * GRANULE, U8), errors.HeapExhaustedError)
-    assert all(f"rank 1: cpu has no room for {5 * GRANULE} more" in error for error in raised)
-    assert f"rank 1 could not get memory for allocate({5 * GRANULE}, uint8)" in raised[0]
-    assert "CUDA_ERROR_OUT" in raised[1]
-    assert c.used == [GRANULE] * 2
-    more = fill(c, 2)
-    assert seen_everywhere(c, kept, more)
-    assert c.offsets(more) == [GRANULE] * 2
 
 
 def life(made, c, sources, failing):

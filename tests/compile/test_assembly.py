@@ -21,7 +21,6 @@ from iris_triton import language
 from iris_triton.collectives.nvls import nvls
 from iris_triton.collectives.packets.exchange import exchange
 from iris_triton.collectives.packets.split import split
-from iris_triton.context import DeviceContext
 from iris_triton.device_barrier import device_barrier, signal, signal_wait
 from iris_triton.gemm.packet_norm import norm_packets
 from iris_triton.gemm.packet_product import packet_product
@@ -204,7 +203,6 @@ def test_collectives(dtype, sums, to_all, direct):
 
 VENDORS = {"cuda": DeviceType.CUDA, "hip": DeviceType.HIP}
 (NVIDIA,), AMD = ([name for name, gpu in TARGETS.items() if gpu.backend == each] for each in ("cuda", "hip"))
-CONTEXTS = {"triton": DeviceContext, "gluon": IrisDeviceCtx}
 INT32, INT64 = torch.int32, torch.int64
 
 
@@ -235,10 +233,6 @@ def gluon_cases():
 
 
 LISTS = {"triton": [*compile_language.compile_cases(), *self_test_cases()], "gluon": gluon_cases()}
-CASES = {of: {case.name: case for case in cases} for of, cases in LISTS.items()}
-
-RARE = {"collective-reduce-direct", "collective-push-members", "operation-reduce-rows"}
-"""Kernels that take long and are compiled in other forms as well: only with --exhaustive."""
 
 SLOW_FOR_AMD = {"operation-ring-gradients"}
 """What takes AMD's compiler seconds, and has the device functions of ring attention: for AMD with --exhaustive."""
@@ -258,7 +252,7 @@ def test_assembly(of, family):
 
     Of what Triton's kernels are compiled for as well, Gluon takes a half; of tiles both take a fourth.
     """
-    cases = [case for case in LISTS[of] if family_of(case) == family and case.name not in RARE]
+    cases = [case for case in LISTS[of] if family_of(case) == family]
     every, lacking = 4 if family == "tile" else 2 if of == "gluon" else 1, []
     turns = (NVIDIA, AMD[0], NVIDIA, AMD[1]) if "-" in family else tuple(TARGETS)
     for number, case in enumerate(cases[every // 2 :: every], FAMILIES.index((of, family))):
@@ -281,16 +275,6 @@ def lacks(case, target):
     patterns = case.expect[VENDORS[TARGETS[target].backend]]
     assert patterns
     return [f"{case.name} for {target} lacks {each}:\n{text}" for each in patterns if not re.search(each, text)]
-
-
-@pytest.mark.parametrize("of", CONTEXTS)
-def test_every_device_function_has_a_case_and_a_method(of):
-    assert len(CASES[of]) == len(LISTS[of])
-    for function in language.__all__:
-        for form in ("function", "method"):
-            assert [name for name in CASES[of] if name.startswith(f"{function}-") and f"-{form}" in name], function
-    methods = {name for name in vars(CONTEXTS[of]) if not name.startswith("_")}
-    assert methods >= {*language.__all__, "initialize", *(["from_tensor"] if of == "triton" else [])}
 
 
 PUSH, POLL = "st.relaxed.sys.global.v4.b32", "ld.relaxed.sys.global.v4.b32"

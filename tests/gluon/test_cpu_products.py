@@ -231,29 +231,25 @@ def test_buffers(text, x, n, left, found):
             kernel[(1,)](x[: n // 2].clone(), out, n, num_warps=2)
 
 
-@gluon.jit
-def direct_to_shared(x, out, what: gl.constexpr):
-    layout: gl.constexpr = gl.BlockedLayout([4], [64], [4], [0])
-    i = gl.arange(0, 1024, layout=layout)
-    memory = gl.allocate_shared_memory(gl.float32, [1024], gl.SwizzledSharedLayout(1, 1, 1, order=[0]))
-    if what == "pointers":
-        gl.amd.cdna4.async_copy.global_load_to_shared(memory, x + i, mask=i < 1000, other=5.0)
-    else:
-        gl.amd.cdna4.async_copy.buffer_load_to_shared(memory, x, i, mask=i < 1000, other=5.0)
-    gl.amd.cdna4.async_copy.commit_group()
-    if what != "no wait":
-        gl.amd.cdna4.async_copy.wait_group(0)
-    gl.store(out + i, gl.amd.cdna4.async_copy.load_shared_relaxed(memory, layout))
+DIRECT = """
+i = gl.arange(0, 1024, layout=FOUR)
+memory = gl.allocate_shared_memory(gl.float32, [1024], gl.SwizzledSharedLayout(1, 1, 1, order=[0]))
+copies.{}, mask=i < 1000, other=5.0)
+copies.commit_group()
+{}
+gl.store(out + i, copies.load_shared_relaxed(memory, FOUR))
+"""
 
 
-@table("what", ["pointers", "offsets"])
-def test_direct_loads_to_shared_memory(what):
+@table("load", ["global_load_to_shared(memory, x + i", "buffer_load_to_shared(memory, x, i"])
+def test_direct_loads_to_shared_memory(load):
     x, out = torch.randn(1000), torch.zeros(1024)
-    direct_to_shared[(1,)](x, out, what)
+    names = {"gl": gl, "copies": gl.amd.cdna4.async_copy, "FOUR": gl.constexpr(gl.BlockedLayout([4], [64], [4], [0]))}
+    kernel_of(gluon.jit, "x, out", DIRECT.format(load, "copies.wait_group(0)"), **names)[(1,)](x, out)
     assert torch.equal(out[:1000], x)
     assert (out[1000:] == 5).all()
     with pytest.raises(RaceError, match="asynchronous copy"):
-        direct_to_shared[(1,)](x, out, "no wait")
+        kernel_of(gluon.jit, "x, out", DIRECT.format(load, ""), **names)[(1,)](x, out)
 
 
 SCALED = """

@@ -11,15 +11,12 @@ from tables import table
 from iris_core import Iris
 from iris_core.cli import main
 from iris_core.testing import BackendConformance, StackConformance
-from iris_core.types import CreateRequest, DeviceTarget, DeviceType
+from iris_core.types import DeviceTarget, DeviceType
 from iris_gluon import IrisDeviceCtx, demos, language
 from iris_gluon._plugin import plugin
 from iris_gluon.backend import GluonBackend
-from iris_gluon.settings import GluonSettings
 from iris_triton import interpreter
 from iris_triton._plugin import plugin as triton_plugin
-from iris_triton.backend import TritonBackend
-from iris_triton.settings import TritonSettings
 
 CPU = DeviceTarget(DeviceType.CPU)
 
@@ -36,15 +33,6 @@ def test_the_backend_is_usable_here_and_not_the_first_choice(monkeypatch):
         api = ctx.backend.device_api()
     assert set(api) == {*language.__all__, "IrisDeviceCtx", "DeviceContext"}
     assert api["IrisDeviceCtx"] is api["DeviceContext"] is IrisDeviceCtx
-
-
-@table("target", [CPU, DeviceTarget(DeviceType.CUDA, 0, "sm_90", 32), DeviceTarget(DeviceType.HIP, 0, "gfx942", 64)])
-def test_collectives_are_those_of_triton(target):
-    def offered(kind, settings):
-        created = kind(CreateRequest(target, 0, 2, 1 << 20, settings)).collectives()
-        return [(type(each), each.op, each.name) for each in created]
-
-    assert offered(GluonBackend, GluonSettings()) == offered(TritonBackend, TritonSettings()) != []
 
 
 @table("folders, target, reason", [

@@ -52,7 +52,7 @@ def _collectives():
     staged = dense | {"STAGED": True, "SHARED": False, "STRIDING": False}
     direct = dense | {"DIRECT": True, "IN_STAGED": False}
     copied = dense | {"DIRECT": False, "IN_STAGED": True}
-    stored = dense | {"DIRECT": True, "SHARDED": False, "TILES": False}
+    stored = dense | {"DIRECT": True, "SHARDED": True, "TILES": True}
     plain = (_ONE, _ONE, _ONE, _ONE)
     strided = (_MATRIX, (140, 2), _MATRIX, (1, 33))
     parts = (1, 1, 100, 100, 100, 100, -1)
@@ -66,21 +66,18 @@ def _collectives():
     tile = (70, 32, 64, 2, 2, 4)
     matrices = {"SIZE": _SIZE, "IN_DIMS": 2, "OUT_DIMS": 2}
     spread = matrices | {"DIRECT": False, "SHARDED": True, "TILES": True}
-    bf16, f32, i8 = torch.bfloat16, torch.float32, torch.int8
+    bf16, f32 = torch.bfloat16, torch.float32
     return [
         _case("pull-direct", pull, (bf16, bf16, *moved, *plain), dense, SOURCE="direct", SHARED=True, BLOCK=4096),
         _case("pull-strided", pull, (f32, f32, *split, *strided), matrices, wide=False,
               SOURCE="staged", SHARED=False, BLOCK=2048),
         _case("pull-device-sizes", pull, (f32, f32, *sized), {}),
-        _case("reduce-direct", pull_reduce, (bf16, bf16, *reduced, *plain, None), shared, OP="sum", BLOCK=4096),
         _case("reduce-staged", pull_reduce, (f32, f32, *reduced, *plain, None), staged, OP="avg", BLOCK=2048),
         _case("reduce-tiles", pull_reduce, (f32, f32, *reduced, *plain, tile), shared | {"STRIDING": True}, wide=False,
               OP="max", BLOCK=2048),
         _case("two-shot-direct", two_shot, (bf16, bf16, *halved, *plain), direct, OP="sum", BLOCK=4096),
         _case("two-shot-staged", two_shot, (f32, f32, *halved, *plain), copied, OP="avg", BLOCK=2048),
-        _case("push-members", push, (i8, i8, *pushed, *plain), stored, more=(WIDE_STORE,), BLOCK=8192),
-        _case("push-tiles", push, (f32, f32, *pushed, *plain), stored | {"SHARDED": True, "TILES": True},
-              more=(WIDE_STORE,), BLOCK=2048),
+        _case("push-tiles", push, (f32, f32, *pushed, *plain), stored, more=(WIDE_STORE,), BLOCK=2048),
         _case("push-staged", push, (bf16, bf16, *pushed, *strided), spread, wide=False, BLOCK=4096),
         _case("meeting", barrier_alone, (_I64, _I64, 1, 1, 0, _ADDRESS), {"SIZE": _SIZE}, wide=False),
         _case("enter-alone", enter_alone, (_I64, _I64, 1, 1, 1, 0, _ADDRESS), {"SIZE": _SIZE}, wide=False),
@@ -96,20 +93,17 @@ def _case(name, kernel, args, common, *, wide=True, more=(), **constants):
 
 
 def _operations():
-    bf16, f16, f32, f8 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e5m2
+    bf16, f32, f8 = torch.bfloat16, torch.float32, torch.float8_e5m2
     wide = {"A_ALIGNED": True, "B_ALIGNED": True}
     both = {"B_ALIGNED": True, "OUT_ALIGNED": True}
     reduced = wide | {"OUT_ALIGNED": True}
     plain = (8192, 8192, 4096, 4096, 1, 8192, 1, 8192, 1, 1, 8, 32, 64)  # sizes, strides, tiles, tiles of an owner
-    turned = (8192, 8192, 4096, 1, 8192, 1, 4096, 8192, 1, 1, 8, 32, 64)  # A and B transposed
     weight = (8192, 8192, 4096, 4096, 1, 1, 4096, 8192, 1, 1, 8, 32, 64)  # B transposed
     odd = (8190, 8195, 4097, 4097, 1, 8195, 1, 8195, 1, 1, 8, 32, 64)
     shard = (1024, 8192, 4096, 4096)  # rows, columns of B, columns, stride of rows
     rest = (8192, 1, 8192, 1, 1, 8, 32)  # strides of B, of the output, of the bias; tiles
     small = {"BM": 32, "BN": 32, "BK": 32, "EVEN_K": False}
     return [
-        _product("reduce-rows", matmul_reduce, (f16, f16, f16, f16, _I64, f16, _I64, 1, 1, *turned, *_PLAIN),
-              reduced, FORM="rows", BIAS="rows"),
         _product("reduce-two-shot", matmul_reduce, (bf16, bf16, bf16, bf16, _I64, bf16, _I64, 1, 1, *plain, *_PLAIN),
               reduced, FORM="two_shot", BIAS="columns"),
         _product("reduce-tiles", matmul_reduce, (f32, f32, f32, None, _I64, f32, _I64, 1, 1, *odd, *_PLAIN),
