@@ -247,34 +247,23 @@ FAMILIES = list(dict.fromkeys((of, family_of(case)) for of, cases in LISTS.items
 
 
 @pytest.mark.parametrize(("of", "family"), FAMILIES)
-def test_assembly(of, family):
+def test_assembly(of, family, request):
     """Cases of a device function, or of a kernel, take turns in the targets; a single one is compiled for both vendors.
 
     Of what Triton's kernels are compiled for as well, Gluon takes a half; of tiles both take a fourth.
     """
     cases = [case for case in LISTS[of] if family_of(case) == family]
-    every, lacking = 4 if family == "tile" else 2 if of == "gluon" else 1, []
+    every_case, lacking = request.config.getoption("exhaustive"), []
+    step = 1 if every_case else 4 if family == "tile" else 2 if of == "gluon" else 1
     turns = (NVIDIA, AMD[0], NVIDIA, AMD[1]) if "-" in family else tuple(TARGETS)
-    for number, case in enumerate(cases[every // 2 :: every], FAMILIES.index((of, family))):
+    for number, case in enumerate(cases[step // 2 :: step], FAMILIES.index((of, family))):
         targets = {turns[number % len(turns)]} if len(cases) > 1 else {NVIDIA, AMD[number % 2]}
-        for target in {NVIDIA} if case.name in SLOW_FOR_AMD else targets:
-            lacking += lacks(case, target)
+        for target in TARGETS if every_case else {NVIDIA} if case.name in SLOW_FOR_AMD else targets:
+            text = assembly(compile_for(case.kernel, case.args, {**case.kwargs, **case.options}, target))
+            patterns = case.expect[VENDORS[TARGETS[target].backend]]
+            assert patterns
+            lacking += [f"{case.name} for {target} lacks {p}:\n{text}" for p in patterns if not re.search(p, text)]
     assert not lacking, "\n".join(lacking)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("of", LISTS)
-@pytest.mark.parametrize("target", TARGETS)
-def test_assembly_of_all(of, target):
-    assert not (lacking := [each for case in LISTS[of] for each in lacks(case, target)]), "\n".join(lacking)
-
-
-def lacks(case, target):
-    """Compile a case; say what its assembly lacks."""
-    text = assembly(compile_for(case.kernel, case.args, {**case.kwargs, **case.options}, target))
-    patterns = case.expect[VENDORS[TARGETS[target].backend]]
-    assert patterns
-    return [f"{case.name} for {target} lacks {each}:\n{text}" for each in patterns if not re.search(each, text)]
 
 
 PUSH, POLL = "st.relaxed.sys.global.v4.b32", "ld.relaxed.sys.global.v4.b32"

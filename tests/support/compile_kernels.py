@@ -42,11 +42,7 @@ def case(name, kernel, args, kwargs, patterns, **options):
     return CompileCase(name, kernel, args, kwargs, options, expect=expect)
 
 
-def compile_cases():
-    return [*_collectives(), *_operations()]
-
-
-def _collectives():
+def _collective_cases():
     dense = {"SIZE": _SIZE, "IN_DIMS": 0, "OUT_DIMS": 0}
     shared = dense | {"STAGED": False, "SHARED": True, "STRIDING": False}
     staged = dense | {"STAGED": True, "SHARED": False, "STRIDING": False}
@@ -92,7 +88,7 @@ def _case(name, kernel, args, common, *, wide=True, more=(), **constants):
     return case(f"collective-{name}", kernel, args, {**common, **constants}, patterns, num_warps=8)
 
 
-def _operations():
+def compile_cases():
     bf16, f32, f8 = torch.bfloat16, torch.float32, torch.float8_e5m2
     wide = {"A_ALIGNED": True, "B_ALIGNED": True}
     both = {"B_ALIGNED": True, "OUT_ALIGNED": True}
@@ -104,6 +100,7 @@ def _operations():
     rest = (8192, 1, 8192, 1, 1, 8, 32)  # strides of B, of the output, of the bias; tiles
     small = {"BM": 32, "BN": 32, "BK": 32, "EVEN_K": False}
     return [
+        *_collective_cases(),
         _product("reduce-two-shot", matmul_reduce, (bf16, bf16, bf16, bf16, _I64, bf16, _I64, 1, 1, *plain, *_PLAIN),
               reduced, FORM="two_shot", BIAS="columns"),
         _product("reduce-tiles", matmul_reduce, (f32, f32, f32, None, _I64, f32, _I64, 1, 1, *odd, *_PLAIN),

@@ -294,8 +294,6 @@ def test_forms_of_launches():
 
 @table("grid, args, named, error, text", [
     ((1,), (), {}, TypeError, r"'fill' \(out, .*missing a required argument: 'out'"),
-    ((1,), (1, 2, 3, 4, 5), {}, TypeError, r"too many positional arguments"),
-    ((1,), (1, 2), {"n": 3}, TypeError, r"multiple values for argument 'n'"),
     ((1,), (1, 2), {"nn": 3}, TypeError, r"out, n, value.*, B.*unexpected keyword argument 'nn'"),
     ((1,), (object(), 2), {}, TypeError, r"argument 'out' of kernel 'fill' is a object: pass a tensor"),
     ((1,), (1, "text"), {}, TypeError, r"argument 'n'.*is a str"),
