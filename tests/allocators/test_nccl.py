@@ -186,9 +186,10 @@ def test_the_device_decides_which_it_is(monkeypatch, device, kind):
         assert type(allocator) is kind
 
 
-def test_far_memory_of_no_process_is_refused():
-    """tests/nodes has far memory that is mapped."""
-    with contextlib.closing(EmulatedAllocator(request())) as one:
+def test_far_memory_is_mapped_for_the_emulation():
+    with contextlib.closing(EmulatedAllocator(request(emulated_delay=0.5))) as one:
+        network = one.connect([one.invite(), one.invite()], TWO_NODES)
+        assert (network.far_bases[0], network.delay_s, network.bitcode) == (0, 0.5, "")
         assert one.connect([one.invite(), one.invite()], ONE_NODE) is None
         with pytest.raises(PeerAccessError, match=r"rank 1 .*IRIS_NODES"):
             one.connect([one.invite(), (1 << 30, 3)], TWO_NODES)

@@ -38,7 +38,6 @@ POLLS = {
         "masked": "tl.sum(tl.atomic_add(p + tl.arange(0, 4) * 0, 0, mask=tl.arange(0, 4) == 2))",
         "volatile": "tl.load(p, volatile=True)",
         "uncached": 'tl.load(p, cache_modifier=".cv")',
-        "block": "tl.max(tl.load(p + tl.arange(0, 2), volatile=True), axis=0)",
         "plain": "tl.load(p)",
         "two plain": "tl.load(p) * tl.load(p + 1)",
         "plain block": "tl.max(tl.load(p + tl.arange(0, 4)), 0)",
