@@ -87,16 +87,16 @@ class Made:
         self.lost, self._drivers, self._closing, self._pieces = [], [], [], []
         self._before = self.descriptors()
 
-    def driver(self, kind=FakeVmm, **options):
-        self._drivers.append(kind(**options))
+    def driver(self):
+        self._drivers.append(FakeVmm())
         return self._drivers[-1]
 
     def allocator(self, *args, driver=None, **settings):
         self._closing.append(make(*args, driver=driver or self.driver(), **settings))
         return self._closing[-1]
 
-    def cluster(self, world_size, kind=FakeVmm, opened=True, **options):
-        cluster = Cluster([self.driver(kind) for _ in range(world_size)], **options)
+    def cluster(self, world_size, opened=True, **options):
+        cluster = Cluster([self.driver() for _ in range(world_size)], **options)
         self._closing.append(cluster)
         if opened:
             cluster.each(lambda heap: heap.open())

@@ -1,18 +1,10 @@
-"""Rank processes import the modules of this folder by name."""
+"""What makes allocators and ranks, and sees that nothing is left of them."""
 
 import gc
 
 import pytest
 
-from iris_core.testing import RankPool
-
 from .cluster import Made
-
-
-@pytest.fixture(scope="package")
-def pool():
-    with RankPool(timeout_s=300.0) as pool:
-        yield pool
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,6 @@ from iris_core.errors import DriverError, UnsupportedError
 GRANULE = 64 << 10
 INVALID = 1, "CUDA_ERROR_INVALID_VALUE"
 OUT_OF_MEMORY = 2, "CUDA_ERROR_OUT_OF_MEMORY"
-NO_PEER_ACCESS = 217, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED"
 NOT_SUPPORTED = 801, "CUDA_ERROR_NOT_SUPPORTED"
 ORIGIN = 4096
 """Where the one allocation that `FakeIpc` pretends begins."""
@@ -56,12 +55,12 @@ class Faulty:
             return call
 
         for name, method in list(vars(cls).items()):
-            if not name.startswith("_") and name not in ("counts", "sizes_in_reservation"):
+            if not name.startswith("_") and name != "counts":
                 setattr(cls, name, counted(method))
 
     def __init__(self):
         self.calls = []
-        self.fail_at, self.fail_next, self.fail_with = None, {}, NOT_SUPPORTED
+        self.fail_at, self.fail_next = None, {}
 
     def _enter(self, name):
         self.calls.append(name)
@@ -69,7 +68,7 @@ class Faulty:
             self.fail_next[name] -= 1
         if len(self.calls) == self.fail_at or self.fail_next.get(name) == 0:
             self.fail_next.pop(name, None)
-            raise DriverError(name, *self.fail_with)
+            raise DriverError(name, *NOT_SUPPORTED)
 
     def _check(self, holds, why=INVALID):
         if not holds:
@@ -117,15 +116,13 @@ class FakeVmm(Faulty):
     """Implements `VmmDriver` on host memory.
 
     Attributes:
-        takes_any_size: whether HIP's call for access takes any whole mappings, or as ROCm 7.2 does: a size that is the
-            sum of the reservation's first so many mappings, in their order here.
         bound: what is bound to multicast objects: (size, memory) by object and offset.
     """
 
     def __init__(self, total=1 << 40):
         super().__init__()
         self.total, self.used, self.busy = total, 0, False
-        self.exportable = self.takes_any_size = self.has_multicast = True
+        self.exportable = self.has_multicast = True
         self.multicast_granule = GRANULE
         self.bound = {}
         self._numbers = itertools.count(1000)
@@ -250,11 +247,6 @@ class FakeVmm(Faulty):
             reached += self._mappings[reached][0]
         self._check(reached == ptr + nbytes)
         assert _libc.mprotect(ptr, nbytes, _READ_WRITE) == 0
-
-    def sizes_in_reservation(self, ptr):
-        """Sizes of what is mapped in the reservation that an address lies in, the oldest first."""
-        ((base, nbytes),) = ((b, n) for b, (n, _, _) in self._reserved.items() if b <= ptr < b + n)
-        return [size for at, (size, _) in self._mappings.items() if base <= at < base + nbytes]
 
     def address_range(self, ptr):
         return self._mapping(ptr)[:2]

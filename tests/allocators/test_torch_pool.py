@@ -2,7 +2,6 @@
 
 import contextlib
 import ctypes
-import gc
 import sys
 
 import pytest
@@ -17,7 +16,7 @@ from iris_core.errors import DriverError, HeapClosedError, HeapError, PeerAccess
 from iris_core.testing import AllocatorConformance
 
 from .cluster import CPU, make_torch, nothing
-from .fake_driver import NO_PEER_ACCESS, FakeIpc, as_tensor
+from .fake_driver import FakeIpc, as_tensor
 
 
 class TestTorchOnPretendedDriver(AllocatorConformance):
@@ -101,41 +100,6 @@ def test_expandable_segments_are_off_for_the_pool_alone(monkeypatch, settings, m
         make_torch(1 << 20).close()
     assert seen == [mine if mode == "others" else f"{others},expandable_segments:True,expandable_segments:False"]
     assert now() == mine, "all of them, or the threshold would be back at its default"
-
-
-def test_the_pool_lives_as_long_as_the_last_tensor():
-    allocator, told = make_torch(1 << 16), []
-    tensor = allocator.tensor(256, 100, lambda: told.append(1))
-    pool = allocator._memory.untyped_storage()._weak_ref()
-    allocator.close()
-    gc.collect()
-    tensor.fill_(3)
-    assert not torch.UntypedStorage._expired(pool)
-    del tensor
-    gc.collect()
-    assert told == [1]
-    assert torch.UntypedStorage._expired(pool)
-    torch.UntypedStorage._free_weak_ref(pool)
-
-
-@table("failing", [{0: 1}, {1: 2}, {2: 1}, {2: 2}, {0: 1, 2: 1}])
-def test_no_access_to_a_peer_is_the_same_error_everywhere_and_no_handle_stays_open(made, failing):
-    """By rank, which of its peers it cannot map, counted from 1; ranks that fail together are told together."""
-    ranks = made.cluster(3, FakeIpc, opened=False, make=make_torch)
-    for rank, which in failing.items():
-        ranks.drivers[rank].fail_with = NO_PEER_ACCESS
-        ranks.drivers[rank].fail_next["ipc_open"] = which
-    errors = ranks.attempt(lambda heap: heap.open())
-    assert [type(e) for e in errors] == [PeerAccessError] * 3
-    (told,) = {str(e) for e in errors}
-    for (rank, which), line in zip(failing.items(), told.splitlines(), strict=True):
-        peer = [p for p in range(3) if p != rank][which - 1]
-        start = f"rank {rank} could not map the heap of a peer: cpu cannot map the memory of rank {peer} (ipc_open"
-        assert line.startswith(start)
-        for part in ("PEER_ACCESS_UNSUPPORTED", "nvidia-smi topo -p2p r", "--ipc=host"):
-            assert part in line
-        assert str(errors[rank].__cause__) in line
-        assert ranks.counts[rank] == (which - 1,)
 
 
 def life(driver):

@@ -8,12 +8,11 @@ import weakref
 import pytest
 import torch
 
-from iris_core import Iris
 from iris_core.errors import HeapExhaustedError, SymmetryError, UnsupportedError
 from iris_core.heap import mempool
 from iris_core.types import DeviceTarget, DeviceType
 
-from .cluster import Cluster
+from .cluster import CPU, Cluster
 from .fake_driver import GRANULE, FakeVmm
 
 U8 = torch.uint8
@@ -117,7 +116,9 @@ def test_the_reason_is_raised_instead_of_torchs_error(pools, entered):
 
 
 def test_no_room_is_a_null_pointer_and_a_reason_that_is_not_raised_later(pools, caplog):
-    _, (pool,) = pools(1)
+    c, (pool,) = pools(1)
+    with pytest.raises(UnsupportedError, match=r"ctx\.empty"):
+        mempool.make_mem_pool(c.heap, CPU)
 
     def fails_elsewhere():
         with pytest.raises(torch.OutOfMemoryError, match="elsewhere"), mempool.use_mem_pool(pool, TARGET):
@@ -166,11 +167,3 @@ def test_segments_outlive_the_heap_and_the_pool_and_keep_neither(caplog):
     assert len(mempool._kept) == 2, "nothing is kept of pools that are gone"
     second.close()
     third.close()
-
-
-def test_the_cpu_has_no_pools():
-    with Iris(heap_size="1MiB", device="cpu") as ctx:
-        with pytest.raises(UnsupportedError, match=r"ctx\.empty"):
-            ctx.mem_pool()
-        with pytest.raises(UnsupportedError, match=r"ctx\.empty"), ctx.use_mem_pool():
-            pass

@@ -1,7 +1,5 @@
 """Kernels compile without a GPU, in both languages, and their assembly has what it must have."""
 
-import collections
-import dataclasses
 import functools
 import itertools
 import re
@@ -15,8 +13,6 @@ import triton.language as tl
 from cubins import resources
 from kernel_text import kernel_of
 from tables import table
-from triton.experimental import gluon
-from triton.experimental.gluon import language as gl
 from triton.runtime import driver
 
 from iris_core.types import CompileCase, DeviceType
@@ -25,7 +21,6 @@ from iris_triton import language
 from iris_triton.collectives.nvls import nvls
 from iris_triton.collectives.packets.exchange import exchange
 from iris_triton.collectives.packets.split import split
-from iris_triton.context import DeviceContext
 from iris_triton.device_barrier import device_barrier, signal, signal_wait
 from iris_triton.gemm.packet_norm import norm_packets
 from iris_triton.gemm.packet_product import packet_product
@@ -38,46 +33,38 @@ from iris_triton.testing.languages import in_gluon
 F32, BF16, F16, I64 = torch.float32, torch.bfloat16, torch.float16, torch.int64
 
 
-@triton.jit
-def add_one(x, n, BLOCK: tl.constexpr):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(x + i, tl.load(x + i, mask=i < n) + 1, mask=i < n)
-
-
-broken = kernel_of(triton.jit, "x", "tl.store(x, undefined_name)", tl=tl)
+add_one, broken = (
+    kernel_of(triton.jit, "x", text, tl=tl) for text in ("tl.store(x, tl.load(x) + 1)", "undefined_name")
+)
 
 
 @table("target, text", [("sm_90", ".target sm_90a"), ("gfx942", "gfx942"), ("gfx950", "gfx950")])
 def test_compiles_for_the_target_named_and_restores_the_driver(target, text):
     before = driver._active
-    assert text in assembly(compile_for(add_one, (torch.float32, 100), {"BLOCK": 64}, target))
+    assert text in assembly(compile_for(add_one, (torch.float32,), {}, target))
     assert driver._active is before
     with pytest.raises(triton.CompilationError):
         compile_for(broken, (torch.float32,), {}, target)
     assert driver._active is before
     with pytest.raises(KeyError, match="gfx1"):
-        compile_for(add_one, (torch.float32, 100), {"BLOCK": 64}, "gfx1")
+        compile_for(add_one, (torch.float32,), {}, "gfx1")
 
 
 VECTOR = {"sm_90": r"st\.global\.v4\.b32", "gfx942": r"global_store_dwordx4", "gfx950": r"global_store_dwordx4"}
 SINGLE = {"sm_90": r"st\.global\.b32", "gfx942": r"global_store_dword ", "gfx950": r"global_store_dword "}
 
 
-@triton.jit
-def fill(x, bases, me, peer, shift, hint: tl.constexpr, BLOCK: tl.constexpr):
-    language.store(x + shift + tl.arange(0, BLOCK), 1.0, me, peer, bases, hint=hint)
-
-
-@triton.jit
-def fill_2d(x, bases, me, peer, stride, hint: tl.constexpr, BLOCK: tl.constexpr):
-    where = x + tl.arange(0, BLOCK)[:, None] * stride + tl.arange(0, BLOCK)[None, :]
-    language.store(where, 1.0, me, peer, bases, hint=hint)
-
-
-@triton.jit
-def fill_from_table(x, bases, ranks, BLOCK: tl.constexpr):
-    """Neither rank is known to the compiler."""
-    language.store(x + tl.arange(0, BLOCK), 1.0, tl.load(ranks), tl.load(ranks + 1), bases)
+fill, fill_2d, fill_from_table = (
+    kernel_of(
+        triton.jit, "x, bases, me, peer, stride, hint: tl.constexpr, BLOCK: tl.constexpr",
+        f"language.store(x + {where}, 1.0, {me}, {peer}, bases, hint=hint)", tl=tl, language=language,
+    )
+    for where, me, peer in (
+        ("stride + tl.arange(0, BLOCK)", "me", "peer"),
+        ("tl.arange(0, BLOCK)[:, None] * stride + tl.arange(0, BLOCK)[None, :]", "me", "peer"),
+        ("tl.arange(0, BLOCK)", "tl.load(me)", "tl.load(me + 1)"),  # neither rank is known to the compiler
+    )
+)  # fmt: skip
 
 
 @triton.jit
@@ -99,7 +86,7 @@ def test_unknown_alignment_needs_a_hint(target):
         assert not re.search(lacking[target], text(fill, hint, 1024))
     assert not re.search(VECTOR[target], text(fill_2d, None, 64))
     assert re.search(VECTOR[target], text(fill_2d, (1, 16), 64))
-    unknown_ranks = compile_for(fill_from_table, (F32, I64, torch.int32), {"BLOCK": 1024}, target)
+    unknown_ranks = compile_for(fill_from_table, (F32, I64, torch.int32, 5, 7), {"hint": None, "BLOCK": 1024}, target)
     assert re.search(VECTOR[target], assembly(unknown_ranks))
 
 
@@ -216,7 +203,6 @@ def test_collectives(dtype, sums, to_all, direct):
 
 VENDORS = {"cuda": DeviceType.CUDA, "hip": DeviceType.HIP}
 (NVIDIA,), AMD = ([name for name, gpu in TARGETS.items() if gpu.backend == each] for each in ("cuda", "hip"))
-CONTEXTS = {"triton": DeviceContext, "gluon": IrisDeviceCtx}
 INT32, INT64 = torch.int32, torch.int64
 
 
@@ -237,93 +223,47 @@ def self_test_cases():
     ]
 
 
-@gluon.jit
-def from_argument(IrisDeviceCtx: gl.constexpr, context, x):
-    """The form of AMD's Iris: the class is an argument."""
-    ctx = IrisDeviceCtx.initialize(context)
-    i = gl.arange(0, 1024, layout=default_layout([1024], vector=4))
-    ctx.store(x + i, 1.0, (ctx.cur_rank + 1) % ctx.num_ranks)
-
-
 def gluon_cases():
     """Return a case for every device function in representative element types and for tiles."""
-    (stores,) = (case for case in compile_language.compile_cases() if case.name == "initialize")
-    arguments = (IrisDeviceCtx, torch.int64, torch.float32)
     translated = functools.cache(functools.partial(in_gluon, default_layout=default_layout))
     return [
         *compile_language.language_cases(IrisDeviceCtx, functools.cache(in_gluon)),
         *compile_tiles.compile_cases(IrisDeviceCtx, translated),
-        dataclasses.replace(stores, kernel=from_argument, args=arguments, kwargs={}),
     ]
 
 
 LISTS = {"triton": [*compile_language.compile_cases(), *self_test_cases()], "gluon": gluon_cases()}
-CASES = {of: {case.name: case for case in cases} for of, cases in LISTS.items()}
-
-RARE = {"collective-reduce-direct", "collective-push-members", "operation-reduce-rows"}
-"""Kernels that take long and are compiled in other forms as well: only with --exhaustive."""
 
 SLOW_FOR_AMD = {"operation-ring-gradients"}
 """What takes AMD's compiler seconds, and has the device functions of ring attention: for AMD with --exhaustive."""
 
 
-def groups():
-    """Names of cases with the same code of a vendor's own: what differs is an operation, type or order."""
-    found = collections.defaultdict(list)
-    for of, cases in CASES.items():
-        for name, case in cases.items():
-            operation, *how = name.split("-")
-            if operation in ("collective", "operation"):
-                what = f"{operation}-{case.kernel.__name__}"
-            elif operation in ("tile", "experts", "selftest") or operation.startswith("atomic_") or of == "gluon":
-                what = operation
-            else:
-                what = "-".join([operation, *(how[1:-1] if "hint=" in name else how[:1])])
-            found[f"{of}-{what}"].append(name)
-    return dict(found)
+def family_of(case):
+    first = case.name.split("-")[0]
+    return f"{first}-{case.kernel.__name__}" if first in ("collective", "operation") else first
 
 
-GROUPS = groups()
+FAMILIES = list(dict.fromkeys((of, family_of(case)) for of, cases in LISTS.items() for case in cases))
 
 
-@pytest.mark.parametrize("group", GROUPS)
-def test_assembly(group, request):
-    """A group's cases share the targets: one each, in turn, and a single case is compiled for both vendors.
+@pytest.mark.parametrize(("of", "family"), FAMILIES)
+def test_assembly(of, family, request):
+    """Cases of a device function, or of a kernel, take turns in the targets; a single one is compiled for both vendors.
 
-    Of what Triton's kernels are compiled for as well, Gluon takes a half; of eight cases and more, Triton takes a half;
-    of tiles both take a fourth.
+    Of what Triton's kernels are compiled for as well, Gluon takes a half; of tiles both take a fourth.
     """
-    of, what = group.split("-", 1)
-    names, number = sorted(GROUPS[group], key=lambda name: name in RARE), list(GROUPS).index(group)
-    turns = itertools.cycle(each for amd in AMD[number % 2 :] + AMD[: number % 2] for each in (amd, NVIDIA))
-    shared = of == "gluon"
-    step = 4 if what == "tile" else min(2, len(names)) if shared else 1 + (len(names) >= 8)
-    lacking = []
-    for i, name in enumerate(names):
-        targets = {next(turns)} if len(names) > 1 or shared else {NVIDIA, AMD[number % 2]}
-        if name in SLOW_FOR_AMD:
-            targets = {NVIDIA}
-        if (i + number) % step or name in RARE:
-            targets = set()
-        if request.config.getoption("exhaustive"):
-            targets = TARGETS
-        case = CASES[of][name]
-        for target in targets:
+    cases = [case for case in LISTS[of] if family_of(case) == family]
+    every_case, lacking = request.config.getoption("exhaustive"), []
+    step = 1 if every_case else 4 if family == "tile" else 2 if of == "gluon" else 1
+    turns = (NVIDIA, AMD[0], NVIDIA, AMD[1]) if "-" in family else tuple(TARGETS)
+    for number, case in enumerate(cases[step // 2 :: step], FAMILIES.index((of, family))):
+        targets = {turns[number % len(turns)]} if len(cases) > 1 else {NVIDIA, AMD[number % 2]}
+        for target in TARGETS if every_case else {NVIDIA} if case.name in SLOW_FOR_AMD else targets:
             text = assembly(compile_for(case.kernel, case.args, {**case.kwargs, **case.options}, target))
             patterns = case.expect[VENDORS[TARGETS[target].backend]]
             assert patterns
-            lacking += [f"{name} for {target} lacks {each}:\n{text}" for each in patterns if not re.search(each, text)]
+            lacking += [f"{case.name} for {target} lacks {p}:\n{text}" for p in patterns if not re.search(p, text)]
     assert not lacking, "\n".join(lacking)
-
-
-@pytest.mark.parametrize("of", CONTEXTS)
-def test_every_device_function_has_a_case_and_a_method(of):
-    assert len(CASES[of]) == len(LISTS[of])
-    for function in language.__all__:
-        for form in ("function", "method"):
-            assert [name for name in CASES[of] if name.startswith(f"{function}-") and f"-{form}" in name], function
-    methods = {name for name in vars(CONTEXTS[of]) if not name.startswith("_")}
-    assert methods >= {*language.__all__, "initialize", *(["from_tensor"] if of == "triton" else [])}
 
 
 PUSH, POLL = "st.relaxed.sys.global.v4.b32", "ld.relaxed.sys.global.v4.b32"
@@ -343,9 +283,15 @@ def common(size):
     }  # fmt: skip
 
 
-def compiled_exchange(size, hops, **given):
-    """The kernel of most algorithms, compiled for so many members."""
-    return compile_for(exchange, [torch.int16] * 2, common(size) | HOPS[hops] | given)
+def compiled_for(size, kernel, types=(), **given):
+    """A kernel, compiled for so many members, with what it has of the common arguments, and others."""
+    names = {*kernel.arg_names, "num_warps", "maxnreg", "launch_pdl"}
+    return compile_for(kernel, types, {name: each for name, each in (common(size) | given).items() if name in names})
+
+
+def compiled_exchange(size, hops, kernel=exchange, **given):
+    """The kernel of most algorithms."""
+    return compiled_for(size, kernel, [torch.int16] * 2, **HOPS[hops] | given)
 
 
 HOPS = {1: {"HOPS": 1, "EVEN": True, "nbytes": None}, 2: {"HOPS": 2, "SHARDED": True, "REDUCES": False}}
@@ -389,15 +335,6 @@ def test_exchange(encoding, size, sharded, reduces):
     check(compiled_exchange(size, 1, **given), encoding, size)
 
 
-@pytest.mark.parametrize("encoding", OF_LOADS)
-@pytest.mark.parametrize(("dtype", "reduction"), [(tl.bfloat16, "sum"), (tl.float32, "avg"), (tl.int64, "max")])
-def test_two_shot(encoding, dtype, reduction):
-    if encoding == "ll" or (encoding == "sentinel" and not dtype.is_floating()):
-        pytest.skip("not served")
-    given = {"DT": dtype, "OP": reduction, "ITEM": dtype.primitive_bitwidth // 8, "EVEN": reduction != "max"}
-    check(compiled_exchange(4, 2, ENC=encoding, ONCE=reduction != "avg", **given), encoding, 8, 2)
-
-
 @table(("hops", "encoding"), [(1, "ll"), (1, "ll128"), (2, "ll128"), (2, "sentinel")])
 def test_the_next_kernel_starts_when_nothing_waits_for_peers_any_more(hops, encoding):
     text = assembly(compiled_exchange(4, hops, ENC=encoding, EVEN=True, EARLY=True, launch_pdl=True))
@@ -421,22 +358,18 @@ def test_nothing_waits_for_the_check_of_overlaps(encoding):
 
 
 def norm(size, dtype, **more):
-    """The arguments of `norm_packets`, for rows of a packet for each thread."""
-    common = {
-        "scales": None, "counters": FLAGS, "peers": peers(size), "me": 1, "rank": 1, "kind": 5, "rows": 16, "cap": 1024,
-        "box": 1 << 21, "half": 1 << 20, "eps": 1e-6, "most": 448.0, "timeout_ns": 10**9, "status": 1 << 40, "N": size,
-        "TWO": False, "ALIGNED": True, "BLOCK": 64, "EARLY": True, "LOOKS": 1, "num_warps": 2, "launch_pdl": True,
-        "parts": None, "PARTS": 1,
-    }  # fmt: skip
-    tensors = dict.fromkeys(("out", "residual", "x", "weight"), torch.zeros(16, dtype=dtype))
-    of_type = {"DT": getattr(tl, str(dtype)[6:]), "ITEM": dtype.itemsize, "hidden": 1024 // dtype.itemsize}
-    return {**common, **tensors, **of_type, **more}
+    """`norm_packets`, compiled for rows of a packet for each thread."""
+    own = {"scales": None, "rows": 16, "eps": 1e-6, "most": 448.0, "TWO": False, "ALIGNED": True, "EARLY": True,
+           "launch_pdl": True, "parts": None, "PARTS": 1}  # fmt: skip
+    own |= dict.fromkeys(("out", "residual", "x", "weight"), torch.zeros(16, dtype=dtype))
+    own |= {"DT": getattr(tl, str(dtype)[6:]), "ITEM": dtype.itemsize, "hidden": 1024 // dtype.itemsize}
+    return compiled_for(size, norm_packets, **own | more)
 
 
 @table("size", [2, pytest.param(4, marks=pytest.mark.exhaustive), 8])
 @table("dtype", [torch.bfloat16, torch.float32])
 def test_norms(size, dtype):
-    compiled = compile_for(norm_packets, (), norm(size, dtype))
+    compiled = norm(size, dtype)
     check(compiled, "sentinel", size)
     text = assembly(compiled)
     begin, end = text.index("griddepcontrol.wait"), text.index("griddepcontrol.launch_dependents")
@@ -449,17 +382,15 @@ def test_norms(size, dtype):
 def test_products(size, form):
     """Products by `wgmma`, whose tiles, or whose A, go as vectors and do not overflow the registers."""
     tensors = dict.fromkeys(("out", "a", "b", "gathered"), torch.zeros(16, dtype=torch.bfloat16))
-    numbers = dict.fromkeys((
-        "bias_step", "a_scale_down", "a_scale_right", "b_scale_down", "b_scale_right"), 0
-    ) | dict.fromkeys(("a_right", "b_right", "out_right", "me", "rank", "LOOKS"), 1)  # fmt: skip
-    compiled = compile_for(packet_product, (), tensors | numbers | {
-        "bias": None, "a_scales": None, "b_scales": None, "counters": FLAGS, "words": FLAGS, "partial": torch.zeros(16),
-        "peers": peers(size), "kind": 5, "m": 64, "n": 4096, "k": 8192, "rows": 64 // size, "inner": 8192, "span": 4096,
-        "a_down": 8192, "b_down": 4096, "out_down": 4096, "tiles_m": 1, "tiles_n": 64, "GROUP": 8, "slot": 1 << 16,
-        "box": 1 << 21, "half": 1 << 20, "timeout_ns": 10**9, "status": 1 << 40, "N": size, "FORM": form, "DIM": 0,
-        "DT": tl.bfloat16, "BIAS": "none", "A_ALIGNED": True, "B_ALIGNED": True, "OUT_ALIGNED": True, "BM": 64,
-        "BN": 64, "BK": 128, "EVEN_K": True, "PRECISION": "ieee", "A_CACHE": "", "B_CACHE": "", "STAGES": 5,
-        "SCALES": "none", "SPLITS": 2, "TURNED": True, "PROGRAMS": 128, "C": 512, "num_warps": 4,
+    zeros = dict.fromkeys(("bias_step", "a_scale_down", "a_scale_right", "b_scale_down", "b_scale_right"), 0)
+    compiled = compiled_for(size, packet_product, **tensors | zeros | {
+        "bias": None, "a_scales": None, "b_scales": None, "words": FLAGS, "partial": torch.zeros(16), "m": 64,
+        "n": 4096, "k": 8192, "rows": 64 // size, "inner": 8192, "span": 4096, "a_down": 8192, "a_right": 1,
+        "b_down": 4096, "b_right": 1, "out_down": 4096, "out_right": 1, "tiles_m": 1, "tiles_n": 64, "GROUP": 8,
+        "slot": 1 << 16, "FORM": form, "DIM": 0, "BIAS": "none", "A_ALIGNED": True, "B_ALIGNED": True,
+        "OUT_ALIGNED": True, "BM": 64, "BN": 64, "BK": 128, "EVEN_K": True, "PRECISION": "ieee", "A_CACHE": "",
+        "B_CACHE": "", "STAGES": 5, "SCALES": "none", "SPLITS": 2, "TURNED": True, "PROGRAMS": 128, "C": 512,
+        "num_warps": 4,
     })  # fmt: skip
     text = assembly(compiled)
     assert text.count("wgmma.mma_async") == 8
@@ -476,10 +407,10 @@ def test_products(size, form):
      (r"cvt\.rn\.satfinite\.e4m3x2\.f32",)),
 ])  # fmt: skip
 def test_norms_of_shared_rows_in_two_hops_and_of_eight_bits(given, patterns):
-    text = assembly(compile_for(norm_packets, (), norm(2, torch.bfloat16, **given)))
+    text = assembly(norm(2, torch.bfloat16, **given))
     assert all(re.search(each, text) for each in patterns)
     for size in (2, 8):
-        check(compile_for(norm_packets, (), norm(size, torch.bfloat16, TWO=True)), "sentinel", 2 * size, 1 + size)
+        check(norm(size, torch.bfloat16, TWO=True), "sentinel", 2 * size, 1 + size)
 
 
 RUNS = {f"{side}_{what}": values for side in ("in", "out")
@@ -507,12 +438,11 @@ def test_lines_stay_with_eight_neighbours(hops, layout):
 def test_registers_of_eight_members(kernel, hops, encoding, warps, most):
     """With 64, a thousand programs of four warps are on an H200 at once, and none waits for its turn."""
     given = {"ENC": encoding, "EVEN": True, "STEP": True, "NAP_NS": 100, "ITER": 1, "SUB": 32 * warps}
-    given |= {"control": WORDS, "local": FLAGS, "bases": WORDS, "nbytes": 1 << 19, "slots": 4096, **HOPS[hops]}
-    known = {name: value for name, value in (common(8) | given).items() if name in kernel.arg_names}
-    block = 32 * warps * (4 if kernel is split else 1)
+    given |= {"control": WORDS, "local": FLAGS, "bases": WORDS, "slots": 4096, "num_warps": warps}
+    given["BLOCK"] = 32 * warps * (4 if kernel is split else 1)
     two_hops = kernel is exchange and hops == 2
-    asked = {"maxnreg": 64} if two_hops else {}  # as `shape_for` does
-    compiled = compile_for(kernel, [torch.int16] * 2, known | {"BLOCK": block, "num_warps": warps} | asked)
+    given |= {"maxnreg": 64} if two_hops else {}  # as `shape_for` does
+    compiled = compiled_exchange(8, hops, kernel, **given)
     check(compiled, encoding, 8 * hops if kernel is exchange else 8, hops)
     registers, stack = resources(compiled)
     assert registers <= most

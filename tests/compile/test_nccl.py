@@ -16,6 +16,7 @@ import torch
 import triton
 import triton.language as tl
 from gluon_kernels import said_by_the_compiler
+from kernel_text import kernel_of
 from packaging.requirements import Requirement
 from tables import table
 
@@ -105,11 +106,11 @@ def by_offset(found, network, peer):
     tl.store(found, gin.lsa_pointer(tl.load(network + 1), 64, peer))
 
 
-@triton.jit
-def rows(data, box, context, peer, W: tl.constexpr):
-    ctx = DeviceContext.from_tensor(context, W)
-    places = tl.arange(0, 8)[:, None] * 16 + tl.arange(0, 16)[None, :]
-    ctx.put(data + places, box + places, peer)
+ROWS = """
+i = tl.arange(0, 8)[:, None] * 16 + tl.arange(0, 16)[None, :]
+ctx.from_tensor(context, W).put(x + i, y + i, peer)
+"""
+rows = kernel_of(triton.jit, "x, y, context, peer, W: tl.constexpr", ROWS, tl=tl, ctx=DeviceContext)
 
 
 ARGUMENTS = torch.float32, torch.float32, torch.int64, torch.int64, 100, 3

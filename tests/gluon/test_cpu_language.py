@@ -43,10 +43,7 @@ def test_misuse_has_the_compilers_message(text, error, said):
     assert said_by_the_compiler(kernel, torch.float32)
 
 
-@gluon.jit
-def mixed_lanes(first: gl.constexpr, second: gl.constexpr):
-    gl.arange(0, 256, layout=gl.BlockedLayout([1], [first], [4], [0]))
-    gl.arange(0, 256, layout=gl.BlockedLayout([1], [second], [4], [0]))
+LANES = "gl.arange(0, 256, layout=gl.BlockedLayout([1], [{}], [4], [0]))\n"
 
 
 def test_a_layout_must_fit_the_launch_and_the_others():
@@ -55,10 +52,10 @@ def test_a_layout_must_fit_the_launch_and_the_others():
         double[(1,)](x, x, 128, gl.BlockedLayout([1], [32], [4], [0]), BLOCK=128, num_warps=8)
     with pytest.raises(ValueError, match="16 threads per warp, but the module specifies 32 threads per warp"):
         double[(1,)](x, x, 128, gl.BlockedLayout([1], [16], [4], [0]), BLOCK=128)
-    for each in (32, 64):
-        mixed_lanes[(1,)](each, each)
+    for lanes in ((32, 32), (64, 64)):
+        kernel_of(gluon.jit, "", "".join(map(LANES.format, lanes)), gl=gl)[(1,)]()
     with pytest.raises(ValueError, match="32 threads per warp, but the module specifies 64"):
-        mixed_lanes[(1,)](64, 32)
+        kernel_of(gluon.jit, "", "".join(map(LANES.format, (64, 32))), gl=gl)[(1,)]()
     with pytest.raises(UnsupportedError, match="num_ctas must be 1, not 2"):
         questions[(1,)](x, num_ctas=2)
 
@@ -122,42 +119,25 @@ def test_layouts_cover_a_row_before_they_go_to_the_next():
         default_layout([16])
 
 
-@gluon.jit
-def sums(x, i, bar):
-    mbarrier.wait(bar, 0)
-    return gl.sum(x, axis=0), x + i
-
-
-@gluon.jit
-def signal(bar, out, value: gl.constexpr):
-    gl.store(out + value, gl.num_warps())
-    mbarrier.arrive(bar, count=1)
-
-
-@gluon.jit
-def with_results(x, out, warps):
-    i = gl.arange(0, 128, layout=gl.BlockedLayout([1], [32], [4], [0]))
-    bar = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    mbarrier.init(bar, count=2)
-    total, moved = gl.warp_specialize(
-        [(sums, (gl.load(x + i), i, bar)), (signal, (bar, warps, 0)), (signal, (bar, warps, 1))], [1, 4], [24, 24]
-    )
-    gl.store(out + i, moved)
-    gl.store(out + 128, total)
-    gl.store(warps + 2, gl.num_warps())
-
-
-def test_results_of_the_default_partition_and_warps_of_each():
-    x, out, warps = torch.randn(128), torch.zeros(129), torch.zeros(3, dtype=torch.int32)
-    with_results[(1,)](x, out, warps)
-    torch.testing.assert_close(out, torch.cat([x + torch.arange(128), x.sum()[None]]))
-    assert warps.tolist() == [1, 4, 4]
-
-
 nothing = kernel_of(gluon.jit, "bar", "pass")
 
 
 layout_of_the_kernel = kernel_of(gluon.jit, "bar", "gl.arange(0, 128, layout=ONE)", gl=gl, ONE=ONE)
+sums = kernel_of(gluon.jit, "x, i", "return gl.sum(x, axis=0), x + i", gl=gl)
+RESULTS = """
+i = gl.arange(0, 128, layout=ONE)
+total, moved = gl.warp_specialize([(sums, (gl.load(x + i), i)), (nothing, (x,))], [1], [24])
+gl.store(out + i, moved)
+gl.store(out + 128, total)
+"""
+
+
+def test_results_of_the_default_partition():
+    x, out = torch.randn(128), torch.zeros(129)
+    kernel_of(gluon.jit, "x, out", RESULTS, gl=gl, ONE=ONE, sums=sums, nothing=nothing)[(1,)](x, out)
+    torch.testing.assert_close(out, torch.cat([x + torch.arange(128), x.sum()[None]]))
+
+
 INNER = "gl.warp_specialize([(nothing, (bar,)), (nothing, (bar,))], [1], [24])"
 nested = kernel_of(gluon.jit, "bar", INNER, gl=gl, nothing=nothing)
 SPECIALIZE = """

@@ -4,26 +4,19 @@ import importlib.metadata
 import importlib.util
 import json
 import types
-from functools import partial
 
-import jobs_ccl
 import pytest
-from ccl_cases import OPS, Case
-from rank_counts import rank_counts
 from tables import table
 
 from iris_core import Iris
 from iris_core.cli import main
 from iris_core.testing import BackendConformance, StackConformance
-from iris_core.types import CreateRequest, DeviceTarget, DeviceType
+from iris_core.types import DeviceTarget, DeviceType
 from iris_gluon import IrisDeviceCtx, demos, language
 from iris_gluon._plugin import plugin
 from iris_gluon.backend import GluonBackend
-from iris_gluon.settings import GluonSettings
 from iris_triton import interpreter
 from iris_triton._plugin import plugin as triton_plugin
-from iris_triton.backend import TritonBackend
-from iris_triton.settings import TritonSettings
 
 CPU = DeviceTarget(DeviceType.CPU)
 
@@ -40,24 +33,6 @@ def test_the_backend_is_usable_here_and_not_the_first_choice(monkeypatch):
         api = ctx.backend.device_api()
     assert set(api) == {*language.__all__, "IrisDeviceCtx", "DeviceContext"}
     assert api["IrisDeviceCtx"] is api["DeviceContext"] is IrisDeviceCtx
-    assert GluonSettings().bounds_check
-    with pytest.raises(ValueError, match="cpu_timeout"):
-        GluonSettings(cpu_timeout=0)
-
-
-@table("target", [CPU, DeviceTarget(DeviceType.CUDA, 0, "sm_90", 32), DeviceTarget(DeviceType.HIP, 0, "gfx942", 64)])
-def test_collectives_are_those_of_triton(target):
-    def offered(kind, settings):
-        created = kind(CreateRequest(target, 0, 2, 1 << 20, settings)).collectives()
-        return [(type(each), each.op, each.name) for each in created]
-
-    assert offered(GluonBackend, GluonSettings()) == offered(TritonBackend, TritonSettings()) != []
-
-
-@pytest.mark.parametrize("num_ranks", rank_counts(2, seldom=[4]))
-def test_they_serve_calls(pool, num_ranks, device):
-    cases = [Case(op, place=place) for op in OPS for place in ("heap", "ordinary")]
-    assert pool.run(partial(jobs_ccl.run_cases, backend="gluon"), num_ranks, device, cases) == [[]] * num_ranks
 
 
 @table("folders, target, reason", [

@@ -48,7 +48,7 @@ results.describe = lambda: {{"gpu": "NVIDIA Testing 100", "gpus": {gpus}}}
 
 @pytest.fixture
 def tiers(tmp_path, monkeypatch):
-    """Returns a function (GPUs that torch seems to see, arguments): runs pytest; the exit code, and what was said."""
+    """Returns a function (GPUs that torch seems to see, arguments) that runs pytest: exit code, output, report."""
     monkeypatch.setenv("SOURCE_COMMIT", "abc")
     (tmp_path / "pytest.ini").write_text("[pytest]\ntestpaths = .\naddopts = --strict-markers -rs\n")
 
@@ -58,21 +58,13 @@ def tiers(tmp_path, monkeypatch):
         options = ["-p", "gpu_tiers", "-v", *arguments]
         options += ["-p", "xdist"] * any(each.startswith("-n") for each in arguments)
         done = forked.run(forked.pytest_main, options, cwd=tmp_path)
-        return done.returncode, done.stdout + done.stderr
+        report = next((tmp_path / "out").glob("gpu-tests-*xtesting-100.json"), None)
+        return done.returncode, done.stdout + done.stderr, report and json.loads(report.read_text())
 
     return run
 
 
-@pytest.fixture
-def reported(tiers, tmp_path):
-    """Returns a function as `tiers`, which also returns the report."""
-
-    def run(*arguments, **how):
-        code, output = tiers(*arguments, "--gpu-report", str(tmp_path / "out"), **how)
-        (report,) = (tmp_path / "out").glob("gpu-tests-*xtesting-100.json")
-        return code, output, json.loads(report.read_text())
-
-    return run
+REPORT = "--gpu-report=out"
 
 
 def results(output):
@@ -82,7 +74,7 @@ def results(output):
 
 
 def test_what_lacks_gpus_is_skipped_and_says_so(tiers):
-    code, output = tiers(2)
+    code, output, _ = tiers(2)
     skipped = {name for name, outcome in results(output) if outcome == "skipped"}
     assert skipped == {"test_four", "test_ranks[3]", "test_ranks[8]", "test_for_another_reason"}
     assert (code, len(results(output))) == (0, 12)
@@ -90,8 +82,8 @@ def test_what_lacks_gpus_is_skipped_and_says_so(tiers):
         assert f"needs {needed} GPUs, torch sees 2" in output
 
 
-def test_all_tiers_that_the_gpus_allow(reported):
-    code, output, report = reported(2, "--gpu-tiers=all")
+def test_all_tiers_that_the_gpus_allow(tiers):
+    code, output, report = tiers(2, "--gpu-tiers=all", REPORT)
     assert code == 0
     assert [name for name, _ in results(output)] == [
         "test_ranks[1]", "test_one", "test_for_another_reason", "TestStack::test_world[gpu]",
@@ -135,13 +127,13 @@ def test_alone(number):
 """
 
 
-def test_side_by_side_and_some_alone(reported):
-    code, _, report = reported(1, "--gpu-tiers=1", "-n2", "--dist=worksteal", suite=SIDE_BY_SIDE)
+def test_side_by_side_and_some_alone(tiers):
+    code, _, report = tiers(1, "--gpu-tiers=1", REPORT, "-n2", "--dist=worksteal", suite=SIDE_BY_SIDE)
     (tier,) = report["tiers"]
     assert (code, report["passed"], tier["failures"]) == (1, False, ["test_suite.py::test_beside[2]"])
     assert (tier["passed"], tier["failed"], tier["collected"]) == (5, 1, 6)
     assert lacks(report) == []
-    *_, part = reported(1, "--gpu-tiers=1", "-k", "alone", suite=SIDE_BY_SIDE)
+    *_, part = tiers(1, "--gpu-tiers=1", REPORT, "-k", "alone", suite=SIDE_BY_SIDE)
     assert lacks(part) == ["tier 1 has 2 results of 6 tests"]
 
 
@@ -162,5 +154,5 @@ def test_the_reports_that_are_kept_are_whole_and_of_their_commits(path):
     (2, [], SUITE.replace("multigpu(4)", "multigpu(9)"), "needs 9 GPUs; the largest tier has 8"),
 ])  # fmt: skip
 def test_tiers_that_stay_empty_and_what_cannot_be_done_are_failures(tiers, gpus, arguments, suite, says):
-    code, output = tiers(gpus, *arguments, suite=suite)
+    code, output, _ = tiers(gpus, *arguments, suite=suite)
     assert (code != 0, says in output) == (True, True), output

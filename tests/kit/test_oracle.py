@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import mmap
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -10,43 +11,28 @@ import torch
 from iris_core.testing.conformance import oracle
 
 
-class Library:
-    """libcuda or libamdhip64, as far as the oracle calls it."""
-
-    def __init__(self):
-        self.calls, self.loaded, self.failing = [], [], None
-
-    def __getattr__(self, name):
-        def call(*args):
-            self.calls.append(name)
-            if "Memcpy" in name and name != self.failing:
-                ctypes.memmove(*args)
-            return 700 * (name == self.failing)
-
-        return call
-
-
-@pytest.fixture
-def library(monkeypatch):
-    """A library in place of the driver's."""
-    library = Library()
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: library.loaded.append(name) or library)
-    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: library.calls.append("kernels"))
-    return library
-
-
 @pytest.mark.parametrize("hip", [False, True])
-def test_memory_is_read_and_written_by_the_driver(monkeypatch, library, hip):
+def test_memory_is_read_and_written_by_the_driver(monkeypatch, hip):
+    library = Mock()
+    library.cuCtxSynchronize.return_value = library.hipDeviceSynchronize.return_value = 0
+    copies = ("hipMemcpyHtoD", "hipMemcpyDtoH") if hip else ("cuMemcpyHtoD_v2", "cuMemcpyDtoH_v2")
+    for name in copies:
+        getattr(library, name).side_effect = lambda *args: ctypes.memmove(*args) * 0
     monkeypatch.setattr(torch.version, "hip", "7.0" if hip else None)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: {"libamdhip64.so": hip, "libcuda.so.1": not hip}[name] and library)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "synchronize", library.kernels)
     memory = ctypes.create_string_buffer(16)
     oracle.write_bytes(ctypes.addressof(memory) + 3, b"\1\0\2", "cuda:1")
     assert memory.raw[2:7] == b"\0\1\0\2\0"
     assert oracle.read_bytes(ctypes.addressof(memory) + 3, 4, "cuda:1") == b"\1\0\2\0"
-    copies = ("hipMemcpyHtoD", "hipMemcpyDtoH") if hip else ("cuMemcpyHtoD_v2", "cuMemcpyDtoH_v2")
     synchronize = "hipDeviceSynchronize" if hip else "cuCtxSynchronize"
-    assert library.calls == ["kernels", copies[0], synchronize, "kernels", copies[1], synchronize]
-    assert set(library.loaded) == {"libamdhip64.so" if hip else "libcuda.so.1"}
+    assert [name for name, *_ in library.mock_calls] == [
+        each for copy in copies for each in ("kernels", copy, synchronize)
+    ]
+    getattr(library, synchronize).return_value = 700
+    with pytest.raises(OSError, match="failed with code 700"):
+        oracle.read_bytes(ctypes.addressof(memory), 4, "cuda:1")
 
 
 def test_memory_that_cannot_be_read_is_an_error():

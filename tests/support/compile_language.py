@@ -5,8 +5,7 @@ Each device function is called through the functional API and as a method of the
 
 import dataclasses
 
-import compile_collectives
-import compile_operations
+import compile_kernels
 import compile_tiles
 import torch
 import triton
@@ -69,13 +68,6 @@ def synchronise(
     else:
         tl.static_assert(op == "barrier", "synchronise knows no such operation")
         invoke(api, context, W, (flags,), (me, W, context + 2, 0, 1, W, 0, timeout_ns, status), (), ())
-
-
-@triton.jit
-def initialize(x, context, rank: tl.constexpr, W: tl.constexpr):
-    """The form of AMD's Iris: the rank is a constexpr."""
-    ctx = DeviceContext.initialize(context, rank, W)
-    ctx.store(x + tl.arange(0, 1024), 1.0, (ctx.rank + 1) % ctx.world_size)
 
 
 @triton.jit
@@ -215,10 +207,7 @@ def language_cases(Context=DeviceContext, in_language=lambda kernel: kernel):
 
 def compile_cases():
     """Return cases for every device function in representative element types, intrinsics, tiles and collectives."""
-    given = (torch.float32, torch.int64), {"rank": 3, "W": _WORLD}
-    initialized = compile_collectives.case("initialize", initialize, *given, [STORES])
     named = {_CUDA: ("globaltimer", "%smid")}
     named[_HIP] = ("s_memrealtime", r"HW_REG_HW_ID", r"HW_REG_XCC_ID", r"s_waitcnt vmcnt\(0\)")
     intrinsics = CompileCase("intrinsics", measure, (torch.int64,), expect=named)
-    kernels = compile_collectives.compile_cases() + compile_operations.compile_cases()
-    return [*language_cases(), *compile_tiles.compile_cases(), initialized, intrinsics, *kernels]
+    return [*language_cases(), *compile_tiles.compile_cases(), intrinsics, *compile_kernels.compile_cases()]

@@ -2,7 +2,7 @@
 
 import torch
 import triton
-from compile_collectives import CUDA, HIP, case
+from compile_kernels import CUDA, HIP, case
 from jobs_tiles import run
 
 from iris_triton.context import DeviceContext

@@ -120,15 +120,9 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         tier = item.stash[_TIER] = tier_of(item)
         collected[tier] += 1
+        item.user_properties.append(("gpu_tier", tier))  # told with reports: pytest-xdist counts in another process
         if tier and tier > ranks_here(config, item):
             item.add_marker(pytest.mark.skip(reason=f"needs {_number(tier)}, torch sees {visible_gpus()}"))
-
-
-@pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_makereport(item):
-    """Tell the tier with every report: with pytest-xdist, they are counted in another process."""
-    outcome = yield
-    outcome.get_result().gpu_tier = item.stash[_TIER]
 
 
 @dataclass
@@ -191,7 +185,7 @@ class _Run:
         os.close(lock)
 
     def pytest_runtest_logreport(self, report):
-        tier = getattr(report, "gpu_tier", None)
+        tier = dict(map(tuple, report.user_properties)).get("gpu_tier")
         if tier is None:  # of pytest-xdist, whose process with this test has ended
             self._crashed.append(report.nodeid)
             for tests in self._tiers.values():  # its setup may have been reported

@@ -126,21 +126,10 @@ def test_operations(given, expression, expected):
     check(expression, expected(*given).contiguous(), **dict(zip("ab", given, strict=False)), **how)
 
 
-def test_random_numbers_are_philox():
-    """Words of Philox 4x32-10 with key 42 and counters 0, 1..., computed here in plain Python."""
-    i = torch.arange(16).int()
-    check("tl.randint(42, i)", torch.tensor([philox(n, 42) for n in range(16)]).int(), i=i)
+def test_high_words_of_products():
+    """Random numbers are made of them."""
     wrapped = [(n * 100000007 & 0xFFFFFFFF) * (n * 1000003 & 0xFFFFFFFF) >> 32 for n in range(1024)]
     check("tl.umulhi(i * 100000007, i * 1000003)", torch.tensor(wrapped).int(), i=torch.arange(1024).int())
-
-
-def philox(counter, key):
-    c, k = [counter, 0, 0, 0], [key, 0]
-    for _ in range(10):
-        a, b = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
-        c = [(b >> 32) ^ c[1] ^ k[0], b & 0xFFFFFFFF, (a >> 32) ^ c[3] ^ k[1], a & 0xFFFFFFFF]
-        k = [(k[0] + 0x9E3779B9) & 0xFFFFFFFF, (k[1] + 0xBB67AE85) & 0xFFFFFFFF]
-    return c[0]
 
 
 SCALED = """
@@ -217,36 +206,12 @@ def test_what_descriptors_load_beyond_the_border(dtype):
 
 
 # tests/multirank/test_atomics.py has every operation with every type and order
-@triton.jit
-def at_one_place(p, v, old, N: tl.constexpr):
-    i = tl.arange(0, N)
-    tl.store(old + i, tl.atomic_add(p + i * 0, tl.load(v + i), mask=i % 2 == 0))
+AT_ONE_PLACE = "i = tl.arange(0, 64)\ntl.store(old + i, tl.atomic_add(p + i * 0, tl.load(v + i), mask=i % 2 == 0))"
 
 
 @table("dtype", [I32, torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_lanes_with_the_same_address_all_count(dtype):
     p, old = torch.zeros(1, dtype=dtype), torch.full((64,), 99, dtype=dtype)
-    at_one_place[(4,)](p, torch.ones(64, dtype=dtype), old, N=64)
+    kernel_of(triton.jit, "p, v, old", AT_ONE_PLACE, tl=tl)[(4,)](p, torch.ones(64, dtype=dtype), old)
     assert p.item() == 128
     assert not old[1::2].any()  # lanes that are masked off do nothing and return 0
-
-
-@triton.jit
-def scalars(p, out, m, lock, counter, N: tl.constexpr):
-    if tl.program_id(0) == 0:
-        tl.store(out, tl.atomic_add(p, 5, mask=m))
-        tl.store(out + 1, tl.atomic_cas(p, 5, 7))
-        tl.store(out + 2, tl.atomic_xchg(p, 9))
-    for _ in range(N):
-        while tl.atomic_cas(lock, 0, 1, sem="acquire") == 1:
-            pass
-        tl.store(counter, tl.load(counter) + 1)
-        tl.atomic_xchg(lock, 0, sem="release")
-
-
-@table("mask, expected", [(True, [0, 5, 7]), (False, [0, 0, 0])])
-def test_scalars_and_a_lock_among_programs(mask, expected):
-    (p, lock, counter), out = torch.zeros(3, 1, dtype=I32), torch.zeros(3, dtype=I32)
-    scalars[(8,)](p, out, mask, lock, counter, N=5)
-    assert out.tolist() == expected
-    assert (p.item(), counter.item()) == (9, 40)

@@ -17,7 +17,7 @@ from iris_core.device.context_words import STATUS_WORDS, Status, code_of
 from iris_core.device.reports import Meaning, Report, timeout_text
 from iris_core.errors import CapabilityError
 from iris_core.types import ContextSpec, CreateRequest, DeviceTarget, DeviceType
-from iris_triton import interpreter, language
+from iris_triton import interpreter
 from iris_triton.backend import TritonBackend
 from iris_triton.settings import TritonSettings
 
@@ -25,31 +25,7 @@ I32, I64 = torch.int32, torch.int64
 NS = 20_000_000
 
 
-def touching(text):
-    """A kernel that works on the memory of rank `second` by a pointer into that of rank `first`."""
-    return kernel_of(triton.jit, "x, out, bases, first, second", text, iris=iris, tl=tl)
-
-
-TURN = """
-rows, columns = tl.arange(0, 8)[:, None], tl.arange(0, 16)[None, :]
-tile = iris.load(x + rows * 16 + columns, first, second, bases, hint={hint!r})
-iris.store(out + rows + columns * 8, tile, first, second, bases)
-"""
-TO_RANKS = """
-ranks, i = tl.arange(0, 4)[:, None], tl.arange(0, 8)[None, :]
-iris.store(x + ranks * 0 + i, ranks * 10.0 + i, first, ranks, bases)
-"""
-
-
-def test_blocks_of_two_dimensions_and_of_ranks(make_world):
-    world = make_world(4)
-    x, y = world.tensors(*(torch.randn(8, 16) for _ in range(4))), world.zeros(16, 8)
-    touching(TURN.format(hint=(1, 16)))[(1,)](x[0], y[0], world.bases, 0, 1)
-    assert torch.equal(y[1], x[1].T)
-    assert not y[0].any()
-    touching(TO_RANKS)[(1,)](x[2], y[2], world.bases, 2, 0)
-    for rank in range(4):
-        assert x[rank][0, :8].tolist() == [rank * 10.0 + i for i in range(8)]
+TILE = "x + tl.arange(0, 8)[:, None] * 16 + tl.arange(0, 16)[None, :]"
 
 
 @table("hint, text", [
@@ -57,9 +33,9 @@ def test_blocks_of_two_dimensions_and_of_ranks(make_world):
     *((hint, "a hint must be a power of two") for hint in (0, -4, 3, 16.0, "x", (1, 0), (1, 12))),
 ])  # fmt: skip
 def test_impossible_hints_are_refused(make_world, hint, text):
-    world = make_world(2)
+    world, store = make_world(2), f"iris.store({TILE}, 1.0, 0, 1, bases, hint={hint!r})"
     with pytest.raises(Exception, match=text):
-        touching(TURN.format(hint=hint))[(1,)](*(world.zeros(128)[0] for _ in range(2)), world.bases, 0, 1)
+        kernel_of(triton.jit, "x, bases", store, iris=iris, tl=tl)[(1,)](world.zeros(128)[0], world.bases)
 
 
 @triton.jit
@@ -82,12 +58,8 @@ def test_a_rank_outside_the_world_is_named():
 
 @table("module", [iris, interpreter, iris_gluon])
 def test_every_exported_name_can_be_had(module):
-    for name in module.__all__:
-        assert getattr(module, name) is not None
     assert module is interpreter or set(module.__all__) <= set(dir(module))
-    assert module is not iris or set(language.__all__) <= set(iris.__all__)
-    with pytest.raises(AttributeError, match="no attribute 'fence'"):
-        module.fence  # noqa: B018
+    assert [name for name in module.__all__ if not hasattr(module, name)] == []
 
 
 def test_backend_refuses_heaps_that_are_not_aligned():
@@ -210,16 +182,11 @@ def test_programs_have_barriers_of_their_own_whose_counters_wrap_around(make_wor
     ('iris.signal(flag, 1, 0, 0, bases, op="sub")', I64, 'op of signal must be "set" or "add"'),
     ('iris.wait(flag, 1, cmp="=>")', I64, "cmp of wait must be"),
     ("iris.barrier(flag, 0, 1, bases)", torch.uint32, "flags of a barrier must be int32 or int64"),
-    ("iris.barrier(flag, 0, 1, bases)", torch.float64, "flags of a barrier must be int32 or int64"),
     ("iris.wait(flag, 1)", torch.float32, "integers of 32 or 64 bits"),
-    ("iris.wait(flag, 1)", torch.int16, "integers of 32 or 64 bits"),
     ("iris.signal(flag, 1, 0, 0, bases)", torch.float32, "integers of 32 or 64 bits"),
     ('iris.signal(flag, 1, 0, 0, bases, scope="cta")', I64,
      'sem of signal must be "release" or "relaxed", scope "sys" or "gpu"'),
-    ('iris.put_signal(flag, flag, flag, 1, 0, 0, bases, sem="acquire")', I64,
-     'sem of signal must be "release" or "relaxed"'),
     ('iris.wait(flag, 1, scope="cta")', I64, 'sem of wait must be "acquire" or "relaxed", scope "sys" or "gpu"'),
-    ('iris.wait(flag, 1, sem="release")', I64, 'sem of wait must be "acquire" or "relaxed"'),
     ("iris.signal(flag + tl.arange(0, 2), 1, 0, 0, bases)", I64, "signal changes one flag"),
     ("iris.barrier(flag + tl.arange(0, 2), 0, 1, bases)", I64, "flags of a barrier must be a pointer to the first "),
     ("iris.wait_any(flag, 1)", I64, "wait_any takes a block of flags"),

@@ -1,10 +1,16 @@
-"""Kernels of the fused operations that must compile for every GPU target, and what must be in their assembly."""
+"""Kernels of collectives and fused operations that must compile for every GPU, and what must be in their assembly."""
 
 import torch
-from compile_collectives import ACQUIRE, CUDA, HIP, RELEASE, WIDE_LOAD, WIDE_STORE, case
 
+from iris_core.types import CompileCase, DeviceType
 from iris_triton.collectives import experts
+from iris_triton.collectives.parts.barrier import barrier_alone, enter_alone
 from iris_triton.collectives.parts.side import await_word
+from iris_triton.collectives.pull import pull
+from iris_triton.collectives.pull_reduce import pull_reduce
+from iris_triton.collectives.push import push
+from iris_triton.collectives.send_recv import move
+from iris_triton.collectives.two_shot import two_shot
 from iris_triton.gemm.fetch_product import fetch_product
 from iris_triton.gemm.flash_decode import flash_decode
 from iris_triton.gemm.matmul_reduce import matmul_reduce
@@ -13,8 +19,15 @@ from iris_triton.gemm.push_product import push_product
 from iris_triton.gemm.reduce_norm import norm_one_shot, norm_two_shot
 from iris_triton.gemm.ring_attention import ring_attention, ring_gradients
 
-_I64 = torch.int64
+CUDA, HIP = DeviceType.CUDA, DeviceType.HIP
+_I64, _U8 = torch.int64, torch.uint8
+_SIZE = 4
 _ADDRESS = 1 << 40
+_ONE, _MATRIX = (1,), (33, 70)
+RELEASE = {CUDA: r"st\.release\.sys\.global\.b64", HIP: r"(global|flat)_atomic_swap_x2"}
+ACQUIRE = {CUDA: r"ld\.acquire\.sys\.global\.b64", HIP: r"(global|flat)_atomic_(add|cmpswap)_x2"}
+WIDE_LOAD = {CUDA: r"ld\.global(\.L1::\w+)?\.v4\.b32", HIP: r"(global|flat|buffer)_load_dwordx4"}
+WIDE_STORE = {CUDA: r"st\.global(\.L1::\w+)?\.v4\.b32", HIP: r"(global|flat|buffer)_store_dwordx4"}
 _END = (0, _ADDRESS)  # timeout, status
 _PLAIN = (*_END, None, None, 0, 0, 0, 0)  # and no scales
 _PRODUCT = {CUDA: r"wgmma\.mma_async|mma\.sync", HIP: r"v_mfma"}
@@ -23,34 +36,84 @@ _WORD = {CUDA: r"ld\.acquire\.sys\.global\.b32", HIP: r"global_(load_dword|atomi
 _STORE = {CUDA: r"st\.global", HIP: r"(global|flat|buffer)_store_(short|dword)"}
 
 
+def case(name, kernel, args, kwargs, patterns, **options):
+    """A case whose assembly has these patterns, each one given for both vendors."""
+    expect = {kind: tuple(pattern[kind] for pattern in patterns) for kind in (CUDA, HIP)}
+    return CompileCase(name, kernel, args, kwargs, options, expect=expect)
+
+
+def _collective_cases():
+    dense = {"SIZE": _SIZE, "IN_DIMS": 0, "OUT_DIMS": 0}
+    shared = dense | {"STAGED": False, "SHARED": True, "STRIDING": False}
+    staged = dense | {"STAGED": True, "SHARED": False, "STRIDING": False}
+    direct = dense | {"DIRECT": True, "IN_STAGED": False}
+    copied = dense | {"DIRECT": False, "IN_STAGED": True}
+    stored = dense | {"DIRECT": True, "SHARDED": True, "TILES": True}
+    plain = (_ONE, _ONE, _ONE, _ONE)
+    strided = (_MATRIX, (140, 2), _MATRIX, (1, 33))
+    parts = (1, 1, 100, 100, 100, 100, -1)
+    moved = (_I64, _U8, None, _I64, 1, *parts, 1 << 20, 0, _ADDRESS)
+    split = (_I64, _U8, _I64, _I64, 1, *parts, 1 << 20, 0, _ADDRESS)
+    reduced = (_I64, _U8, _I64, 1, 1, 1, 4000, 4000, 0, 4000, 0, _ADDRESS)
+    mailed = (_I64, _U8, _I64, 1, 2, 4096, 40_000, 2, 1024, 0, _ADDRESS)
+    pushed = (_I64, _U8, _I64, 1, 1, 1, 4000, 1 << 62, 0, _ADDRESS)
+    halved = (_I64, _U8, _I64, 1, 1, 1, 4000, 500, 500, 0, _ADDRESS)
+    sized = (*moved, *plain, _SIZE, "staged", False, 0, 0, 2048, _I64, _I64, 100, 100, 100)
+    tile = (70, 32, 64, 2, 2, 4)
+    matrices = {"SIZE": _SIZE, "IN_DIMS": 2, "OUT_DIMS": 2}
+    spread = matrices | {"DIRECT": False, "SHARDED": True, "TILES": True}
+    bf16, f32 = torch.bfloat16, torch.float32
+    return [
+        _case("pull-direct", pull, (bf16, bf16, *moved, *plain), dense, SOURCE="direct", SHARED=True, BLOCK=4096),
+        _case("pull-strided", pull, (f32, f32, *split, *strided), matrices, wide=False,
+              SOURCE="staged", SHARED=False, BLOCK=2048),
+        _case("pull-device-sizes", pull, (f32, f32, *sized), {}),
+        _case("reduce-staged", pull_reduce, (f32, f32, *reduced, *plain, None), staged, OP="avg", BLOCK=2048),
+        _case("reduce-tiles", pull_reduce, (f32, f32, *reduced, *plain, tile), shared | {"STRIDING": True}, wide=False,
+              OP="max", BLOCK=2048),
+        _case("two-shot-direct", two_shot, (bf16, bf16, *halved, *plain), direct, OP="sum", BLOCK=4096),
+        _case("two-shot-staged", two_shot, (f32, f32, *halved, *plain), copied, OP="avg", BLOCK=2048),
+        _case("push-tiles", push, (f32, f32, *pushed, *plain), stored, more=(WIDE_STORE,), BLOCK=2048),
+        _case("push-staged", push, (bf16, bf16, *pushed, *strided), spread, wide=False, BLOCK=4096),
+        _case("meeting", barrier_alone, (_I64, _I64, 1, 1, 0, _ADDRESS), {"SIZE": _SIZE}, wide=False),
+        _case("enter-alone", enter_alone, (_I64, _I64, 1, 1, 1, 0, _ADDRESS), {"SIZE": _SIZE}, wide=False),
+        _case("send", move, (bf16, *mailed, _ONE, _ONE), {}, SENDS=True, PARTS=16, DIMS=0, BLOCK=4096),
+        _case("receive", move, (bf16, *mailed, _MATRIX, (140, 2)), {}, wide=False,
+              SENDS=False, PARTS=16, DIMS=2, BLOCK=4096),
+    ]  # fmt: skip
+
+
+def _case(name, kernel, args, common, *, wide=True, more=(), **constants):
+    patterns = [RELEASE, ACQUIRE, *([WIDE_LOAD] if wide else []), *more]
+    return case(f"collective-{name}", kernel, args, {**common, **constants}, patterns, num_warps=8)
+
+
 def compile_cases():
-    bf16, f16, f32, f8 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e5m2
+    bf16, f32, f8 = torch.bfloat16, torch.float32, torch.float8_e5m2
     wide = {"A_ALIGNED": True, "B_ALIGNED": True}
     both = {"B_ALIGNED": True, "OUT_ALIGNED": True}
     reduced = wide | {"OUT_ALIGNED": True}
     plain = (8192, 8192, 4096, 4096, 1, 8192, 1, 8192, 1, 1, 8, 32, 64)  # sizes, strides, tiles, tiles of an owner
-    turned = (8192, 8192, 4096, 1, 8192, 1, 4096, 8192, 1, 1, 8, 32, 64)  # A and B transposed
     weight = (8192, 8192, 4096, 4096, 1, 1, 4096, 8192, 1, 1, 8, 32, 64)  # B transposed
     odd = (8190, 8195, 4097, 4097, 1, 8195, 1, 8195, 1, 1, 8, 32, 64)
     shard = (1024, 8192, 4096, 4096)  # rows, columns of B, columns, stride of rows
     rest = (8192, 1, 8192, 1, 1, 8, 32)  # strides of B, of the output, of the bias; tiles
     small = {"BM": 32, "BN": 32, "BK": 32, "EVEN_K": False}
     return [
-        _case("reduce-rows", matmul_reduce, (f16, f16, f16, f16, _I64, f16, _I64, 1, 1, *turned, *_PLAIN),
-              reduced, FORM="rows", BIAS="rows"),
-        _case("reduce-two-shot", matmul_reduce, (bf16, bf16, bf16, bf16, _I64, bf16, _I64, 1, 1, *plain, *_PLAIN),
+        *_collective_cases(),
+        _product("reduce-two-shot", matmul_reduce, (bf16, bf16, bf16, bf16, _I64, bf16, _I64, 1, 1, *plain, *_PLAIN),
               reduced, FORM="two_shot", BIAS="columns"),
-        _case("reduce-tiles", matmul_reduce, (f32, f32, f32, None, _I64, f32, _I64, 1, 1, *odd, *_PLAIN),
+        _product("reduce-tiles", matmul_reduce, (f32, f32, f32, None, _I64, f32, _I64, 1, 1, *odd, *_PLAIN),
               dict.fromkeys(reduced, False), wide=False, FORM="tiles", BIAS="none", **small),
-        _case("push", push_product, (bf16, bf16, bf16, None, _I64, _I64, 1, 1, *plain[:8], *plain[9:12], *_PLAIN),
+        _product("push", push_product, (bf16, bf16, bf16, None, _I64, _I64, 1, 1, *plain[:8], *plain[9:12], *_PLAIN),
               wide, DIM=0, BIAS="none"),
-        _case("fetch", fetch_product,
+        _product("fetch", fetch_product,
               (bf16, bf16, bf16, None, bf16, _I64, _I64, _I64, 1, 1, *shard, 4096, *rest, *_PLAIN),
               both, DIM=0, BIAS="none", FETCHERS=16),
-        _case("reduce-scaled-rows", matmul_reduce,
+        _product("reduce-scaled-rows", matmul_reduce,
               (bf16, f8, f8, bf16, _I64, bf16, _I64, 1, 1, *weight, *_END, f32, f32, 1, 0, 0, 1),
               reduced, FORM="rows", BIAS="columns", SCALES="rows", BK=128),
-        _case("fetch-scaled-blocks", fetch_product,
+        _product("fetch-scaled-blocks", fetch_product,
               (bf16, f8, f8, None, f8, _I64, _I64, _I64, 1, 1, *shard, 4096, 1, 4096, *rest[2:], *_END,
                f32, f32, 32, 1, 1, 32),
               both, DIM=0, BIAS="none", FETCHERS=16, SCALES="blocks", BK=128),
@@ -164,7 +227,7 @@ def _sum(name, args, **constants):
     return case(f"operation-sum-{name}", sum_slots, args, constants, (WIDE_LOAD, WIDE_STORE), num_warps=4)
 
 
-def _case(name, kernel, args, common, *, wide=True, **constants):
+def _product(name, kernel, args, common, *, wide=True, **constants):
     tiles = {"BM": 64, "BN": 64, "BK": 64, "GROUP": 8, "EVEN_K": True, "PRECISION": "ieee"}
     loads = {"A_CACHE": "", "B_CACHE": "", "STAGES": 2, "XCDS": 1, "CHUNK": 1, "SCALES": "none"}
     product = [] if args[1] is torch.float32 else [_PRODUCT]  # of float32 there is no such instruction on NVIDIA
