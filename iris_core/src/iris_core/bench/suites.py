@@ -67,16 +67,15 @@ class Suite(RunOptions):
         names = {each.name for each in dataclasses.fields(RunOptions)} & vars(args).keys()
         given = {name: value for name in names if (value := getattr(args, name)) is not None}
         given["axes"] = axes = dict(parse_axis(text) for text in args.axis)
-        device = given.get("device", self.device)
-        if device != self.device:
+        if (device := given.get("device", self.device)) != self.device:
             given.setdefault("allocator", "auto")
         gpus = num_gpus() if device == "cuda" else 0
         numbers = axes.get(RANKS, [max(self.min_ranks, min(gpus, self.max_ranks or gpus))])
         if device == "cuda" and (wrong := [each for each in numbers if each not in range(self.min_ranks, gpus + 1)]):
             text = f"{wrong[0]} ranks need as many GPUs, and {self.min_ranks} at least; torch sees {gpus} here"
             raise BenchmarkError(f"{text}. `--device cpu` takes CPU ranks, whose times say nothing about GPUs")
-        usual = self.on_cpu if device == "cpu" else {}
-        return dataclasses.replace(self, **{**usual, **given}, num_ranks=numbers[0])
+        usual = dict(self.on_cpu) if device == "cpu" else {}
+        return dataclasses.replace(self, **usual | given, num_ranks=numbers[0])
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

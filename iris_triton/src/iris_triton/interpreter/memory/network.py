@@ -42,7 +42,7 @@ class _Carrier:
         self._running = False
 
     def _start(self, peer: Any, step: Callable[[], object], *, kind: str) -> None:
-        """Let a step happen later: a "put" or "get" at any time, a "signal" behind the puts before it."""
+        """Let a step happen later: a "put" or "get" at any time, a "signal" after the puts before it."""
         peer = int(peer)
         with self._changed:
             at = time.monotonic() + random.uniform(self.delay_s / 4, self.delay_s)
