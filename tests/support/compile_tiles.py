@@ -23,9 +23,10 @@ _COUNT = {
 }
 _LOCK = {CUDA: r"atom\.global\.(sys\.acquire|acquire\.sys)\.exch\.", HIP: r"global_atomic_swap\S* .* sc1"}
 _ADD = {CUDA: r"(atom|red)\.global\.(sys\.relaxed|relaxed\.sys)\.add\.", HIP: r"global_atomic_(add|pk_add|cmpswap)"}
+_PAIRS = {CUDA: LOADS[CUDA], HIP: r"global_load_dword"}  # AMD's compiler loads as it adds
 
 _EXPECTED = {
-    "all_gather_columns": (STORES,), "gather": (LOADS,), "all_to_all": (LOADS,), "default": (_ADD, LOADS),
+    "gather": (LOADS,), "all_to_all": (LOADS,), "all_gather_columns": (STORES,), "default": (_ADD, _PAIRS),
     "atomic": (_ADD,), "spinlock": (_LOCK, LOADS, STORES, TELL), 1: (TELL, _WAIT, LOADS),
     "one_shot": (TELL, _WAIT, LOADS), "two_shot": (_WAIT, _COUNT, LOADS, STORES, TELL),
     "owner": (TELL, _WAIT, LOADS, STORES), "ring": (TELL, _WAIT, LOADS, STORES),

@@ -22,6 +22,11 @@ def _store_part(tile, dst_view, rm, rn, within, ctx):
     store_to_all(ptr, tile.partial(dst_view), mask & within, ctx)
 
 
+@triton.jit
+def _store_columns(tile, dst_view, rm, rn, part, ctx):
+    _store_part(tile, dst_view, rm, rn + ctx.rank * part, (rn < part)[None, :], ctx)
+
+
 class Moves(AggregateMethods):
     """Methods of every device context that move tiles."""
 
@@ -44,11 +49,10 @@ class Moves(AggregateMethods):
             _store_part(tile, dst_view, rm + self.rank * part, rn, (rm < part)[:, None], self)
         else:
             part = tl.cdiv(dst_view.N, self.world_size)
-            within = (rn < part)[None, :]
-            if part % _WIDE == 0:  # in a form whose alignment the compiler sees
-                _store_part(tile, dst_view, rm, rn + self.rank * (part // _WIDE * _WIDE), within, self)
+            if part % _WIDE == 0:
+                _store_columns(tile, dst_view, rm, rn, part // _WIDE * _WIDE, self)  # the compiler sees its alignment
             else:
-                _store_part(tile, dst_view, rm, rn + self.rank * part, within, self)
+                _store_columns(tile, dst_view, rm, rn, part, self)
 
     @triton.jit
     def gather(self, tile, src_view, source_rank, hint: tl.constexpr = None):
