@@ -106,6 +106,29 @@ def groups_of_all_kinds(store, is_bound):
     assert torch.equal(product.full_tensor(), a @ b)
 
 
+def objects(store):
+    """Objects of different sizes come as they were sent, in the world and among some ranks."""
+    rank, size = start(store)
+    for ranks in (list(range(size)), [0, 2]):
+        group, first, last = dist.new_group(ranks), ranks[0], ranks[-1]
+        if rank not in ranks:
+            continue
+        sent = [{"of": each, "text": "é" * 10**each} for each in ranks]
+        mine, nothing, is_last = sent[ranks.index(rank)], [None] * len(ranks), rank == last
+        everyone, gathered, scattered, message = nothing[:], nothing[:], [None], [mine, rank]
+        dist.all_gather_object(everyone, mine, group)
+        dist.gather_object(mine, gathered if is_last else None, last, group)
+        dist.scatter_object_list(scattered, sent if is_last else None, last, group)
+        told = sent[:] if is_last else nothing
+        dist.broadcast_object_list(told, last, group)
+        if rank == first:
+            dist.send_object_list(message, last, group)
+        elif is_last:
+            assert dist.recv_object_list(message, first, group) == first
+            assert message == [sent[0], first]
+        assert (everyone, gathered if is_last else sent, scattered, told) == (sent, sent, [mine], sent)
+
+
 def beside_another_backend(store):
     """A group of two backends, and one that torch's hooks look at; from torch 2.14 on."""
     _, size = start(store)
