@@ -340,3 +340,19 @@ def memory_of_the_group(store):
     dist.all_reduce(x.fill_(rank))
     assert x.tolist() == [6.0] * 6
     assert torch_backend.context_of().is_symmetric(x)
+
+
+def pool_of_torch(store):
+    """What torch allocates in a pool of the group's allocator lies on its heap, and is added up there."""
+    rank, size = start(store, device="cuda")
+    pool = torch.cuda.MemPool(dist.group.WORLD._get_backend(torch.device("cuda")).mem_allocator)
+    with torch.cuda.use_mem_pool(pool):
+        x, y = (torch.full((each,), rank + 1.0, device="cuda") for each in (1000, 30))
+    ctx, total = torch_backend.context_of(), size * (size + 1) / 2
+    for each in (x, y):
+        assert ctx.is_symmetric(each)
+        dist.all_reduce(each)
+        dist.all_reduce(each, async_op=True).wait()
+        assert each.tolist() == [size * total] * len(each)
+    assert {each.request.direct_in for each in ctx._binder.bound_anywhere.values()} == {True}
+    del each, x, y  # before the pool
