@@ -93,18 +93,21 @@ def test_training_is_as_alone(ranks, name, num_ranks, steps):
     assert [line.partition(": ")[2] for line in lines] == [f"{TRAINED[name]}, {steps} losses as alone"] * num_ranks
 
 
-@pytest.mark.parametrize("num_ranks", [4, pytest.param(4, marks=pytest.mark.multigpu(4), id="cuda-4")])
-def test_training_on_two_nodes_goes_on_where_it_stopped(ranks, num_ranks, tmp_path):
+@pytest.mark.parametrize(("num_ranks", "half"), [
+    (4, 1), pytest.param(4, 10, marks=pytest.mark.multigpu(4), id="cuda-4"),
+])  # fmt: skip
+def test_training_on_two_nodes_goes_on_where_it_stopped(ranks, num_ranks, half, tmp_path):
     """Layers are divided within the nodes, and parameters between them."""
 
     def train(steps, nodes="2x2"):
         args = "60_two_nodes.py", steps, jobs_examples.free_port(), nodes, str(tmp_path)
         return [line.partition(": ")[2] for line in ranks.run(jobs_examples.train, num_ranks, *args)]
 
-    for steps, said in ((1, "1 losses as alone"), (2, "1 losses as alone"), (2, "nothing is left of 2 steps")):
-        assert train(steps) == [f"2 nodes, {said}"] * num_ranks
+    said, nothing = f"{half} losses as alone", f"nothing is left of {2 * half} steps"
+    for steps, text in ((half, said), (2 * half, said), (2 * half, nothing)):
+        assert train(steps) == [f"2 nodes, {text}"] * num_ranks
     with pytest.raises(IrisError, match="SystemExit: the nodes have different numbers of ranks"):
-        train(3, "3+1")
+        train(2 * half + 1, "3+1")
 
 
 def test_torchrun_starts_again_where_a_lost_rank_had_stopped(tmp_path):
