@@ -88,9 +88,11 @@ def transformer(name):
                 fully_shard(each, mesh=mesh_of(backend, device, name))
         else:
             net, dim = examples.divide(net, mesh_of(backend, device, name)), 1
-            options = fuse.options(jobs_fuse.QUICK if device == "cpu" else None)
-            for each in (net[:1] if device == "cpu" else net) if name == "compiled" else ():  # each takes seconds
-                each.compile(fullgraph=True, dynamic=False, options=options)
+            if name == "compiled":
+                torch.compiler.reset()  # all layers have the same code, and torch keeps few kinds of it
+                options = fuse.options(jobs_fuse.QUICK if device == "cpu" else None)
+                for each in net[:1] if device == "cpu" else net:  # each takes seconds
+                    each.compile(fullgraph=True, dynamic=False, options=options)
         steps, scale = 20 if device == "cuda" else 3, 1 / size if dim else 1.0
         return [*examples.train(net, device, steps, lambda x: x.chunk(size, dim)[rank], scale)]
 
