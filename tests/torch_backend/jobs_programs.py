@@ -12,7 +12,6 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, parallel
-from torch.distributed.tensor.experimental._context_parallel import _attention as ring
 
 from iris_core.torch_backend import fuse
 
@@ -55,6 +54,8 @@ def by_ring(rotation):
     """Attention of context parallelism, as one process has it; torch divides that of GPUs, so the CPU's is given."""
 
     def program(backend, group, device):
+        from torch.distributed.tensor.experimental._context_parallel import _attention as ring  # torch may move it
+
         ring.set_rotate_method(rotation)
         op, places = "_scaled_dot_product_flash_attention_for_cpu", (dist.get_rank(), -1 - dist.get_rank())
         *whole, grad = (torch.randn(1, 2, 8, 4, generator=torch.Generator().manual_seed(i)) for i in range(4))
