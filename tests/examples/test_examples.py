@@ -69,7 +69,7 @@ def test_on_other_numbers_of_ranks(run_program, name, count):
 
 
 @pytest.mark.parametrize("num_ranks", GPU_TIERS)
-@pytest.mark.parametrize("name", [name for name in EXPECTED if name[:2] not in ("02", "07", "10", "11", "40", "54")])
+@pytest.mark.parametrize("name", [name for name in EXPECTED if name[:2] not in ("02", "07", "10", "11", "40")])
 def test_on_gpus(run_program, name, num_ranks):
     lines = run_program(ROOT / "examples" / name, num_ranks, device="cuda")
     assert len(lines) == num_ranks

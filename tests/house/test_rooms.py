@@ -51,7 +51,7 @@ BUDGETS = {
     "iris_core/providers": 1967,
     "iris_core/registry": 886,
     "iris_core/testing": 1943,
-    "iris_core/torch_backend": 2333,
+    "iris_core/torch_backend": 2344,
     "iris_core/tracing": 485,
     "iris_core/tuning": 421,
     "iris_core/world": 2160,
@@ -76,7 +76,7 @@ BUDGETS = {
 
 # What came after the rooms were built, in whose budgets it is: lines at most of each, and the modules and packages.
 FEATURES = {
-    "PyTorch": (2517, ("iris_core.torch_backend", "iris_core.dispatch.traced")),
+    "PyTorch": (2528, ("iris_core.torch_backend", "iris_core.dispatch.traced")),
     "several nodes": (
         2469,
         (

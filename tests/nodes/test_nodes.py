@@ -23,7 +23,9 @@ def nodes_of(*sizes):
     ]
 
 
-@pytest.mark.parametrize(("nodes", "sizes"), [("2x2", (2, 2)), ("3x2", (2, 2, 2)), ("3+1", (3, 1)), ("1x2", (2,))])
+@pytest.mark.parametrize(("nodes", "sizes"), [
+    ("2x2", (2, 2)), ("3x2", (2, 2, 2)), ("2x4", (4, 4)), ("3+1", (3, 1)), ("1x2", (2,)),
+])  # fmt: skip
 def test_the_heap_is_symmetric_and_mapped_within_nodes(pool, nodes, sizes):
     assert pool.run(jobs.divided, sum(sizes), nodes, jobs.heap) == nodes_of(*sizes)
 

@@ -3,6 +3,7 @@
 import torch
 import torch.distributed as dist
 from jobs_common import said_by
+from jobs_torch_backend import whole
 
 from iris_core.torch_backend.communicator import Communicator
 
@@ -71,5 +72,33 @@ def every_method(ranks, max_nbytes):
     for each in (mine[:, :, 1:], mine.sum()):
         assert said_by(comm.reduce_scatter, each).startswith("ArgumentError")
     assert said_by(lambda: Communicator(group, global_ranks=[7])).startswith("TypeError")
+    comm.destroy()
+    return wrong
+
+
+def captured(replays):
+    """Return in which replays of a graph, which has new inputs each time, which results are wrong."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    device, wrong = torch.device("cuda", rank % torch.cuda.device_count()), []
+    comm = Communicator(dist.new_group(backend="gloo"), device, heap_size="64MiB")
+    x, on_heap = torch.zeros(64, 16 * size, device=device), comm.empty(1000, dtype=torch.bfloat16)
+
+    def step():
+        total = comm.custom_all_reduce(x)
+        return total, comm.all_gather(total + x, 0), comm.reduce_scatter(x, 1), comm.all_reduce(on_heap.copy_(x[0, 0]))
+
+    step()
+    graph = torch.cuda.CUDAGraph()
+    with comm.capture(), torch.cuda.graph(graph):
+        found = step()
+    for turn in range(replays):
+        inputs = [whole(x.shape, x.dtype, 10 * turn + each) for each in range(size)]
+        x.copy_(inputs[rank])
+        graph.replay()
+        total = sum(inputs)
+        wanted = total, torch.cat([total + each for each in inputs]), total.chunk(size, 1)[rank], total[0, 0].bfloat16()
+        pairs = enumerate(zip(found, wanted, strict=True))
+        wrong += [(turn, place) for place, (ours, each) in pairs if not torch.equal(ours.cpu(), each.expand_as(ours))]
+    graph.reset()
     comm.destroy()
     return wrong

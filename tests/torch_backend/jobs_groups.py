@@ -106,6 +106,29 @@ def groups_of_all_kinds(store, is_bound):
     assert torch.equal(product.full_tensor(), a @ b)
 
 
+def objects(store):
+    """Objects of different sizes come as they were sent, in the world and among some ranks."""
+    rank, size = start(store)
+    for ranks in (list(range(size)), [0, 2]):
+        group, first, last = dist.new_group(ranks), ranks[0], ranks[-1]
+        if rank not in ranks:
+            continue
+        sent = [{"of": each, "text": "é" * 10**each} for each in ranks]
+        mine, nothing, is_last = sent[ranks.index(rank)], [None] * len(ranks), rank == last
+        everyone, gathered, scattered, message = nothing[:], nothing[:], [None], [mine, rank]
+        dist.all_gather_object(everyone, mine, group)
+        dist.gather_object(mine, gathered if is_last else None, last, group)
+        dist.scatter_object_list(scattered, sent if is_last else None, last, group)
+        told = sent[:] if is_last else nothing
+        dist.broadcast_object_list(told, last, group)
+        if rank == first:
+            dist.send_object_list(message, last, group)
+        elif is_last:
+            assert dist.recv_object_list(message, first, group) == first
+            assert message == [sent[0], first]
+        assert (everyone, gathered if is_last else sent, scattered, told) == (sent, sent, [mine], sent)
+
+
 def beside_another_backend(store):
     """A group of two backends, and one that torch's hooks look at; from torch 2.14 on."""
     _, size = start(store)
@@ -317,3 +340,19 @@ def memory_of_the_group(store):
     dist.all_reduce(x.fill_(rank))
     assert x.tolist() == [6.0] * 6
     assert torch_backend.context_of().is_symmetric(x)
+
+
+def pool_of_torch(store):
+    """What torch allocates in a pool of the group's allocator lies on its heap, and is added up there."""
+    rank, size = start(store, device="cuda")
+    pool = torch.cuda.MemPool(dist.group.WORLD._get_backend(torch.device("cuda")).mem_allocator)
+    with torch.cuda.use_mem_pool(pool):
+        x, y = (torch.full((each,), rank + 1.0, device="cuda") for each in (1000, 30))
+    ctx, total = torch_backend.context_of(), size * (size + 1) / 2
+    for each in (x, y):
+        assert ctx.is_symmetric(each)
+        dist.all_reduce(each)
+        dist.all_reduce(each, async_op=True).wait()
+        assert each.tolist() == [size * total] * len(each)
+    assert {each.request.direct_in for each in ctx._binder.bound_anywhere.values()} == {True}
+    del each, x, y  # before the pool

@@ -3,6 +3,7 @@
 import functools
 
 import jobs_examples
+import jobs_fuse
 import torch
 import torch.distributed as dist
 from jobs_torch_backend import start, trained
@@ -11,6 +12,8 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, parallel
+
+from iris_core.torch_backend import fuse
 
 SIZES = 8, 24, 8
 
@@ -47,6 +50,30 @@ def by_sequence(backend, group, device):
     return trained(net, device, lambda x: x.chunk(2, dim=1)[dist.get_rank()])
 
 
+def by_ring(rotation):
+    """Attention of context parallelism, as one process has it; torch divides that of GPUs, so the CPU's is given."""
+
+    def program(backend, group, device):
+        from torch.distributed.tensor.experimental._context_parallel import _attention as ring  # torch may move it
+
+        ring.set_rotate_method(rotation)
+        op, places = "_scaled_dot_product_flash_attention_for_cpu", (dist.get_rank(), -1 - dist.get_rank())
+        *whole, grad = (torch.randn(1, 2, 8, 4, generator=torch.Generator().manual_seed(i)) for i in range(4))
+        alone = nn.functional.scaled_dot_product_attention(*(x.requires_grad_() for x in whole), is_causal=True)
+        wanted = alone, *torch.autograd.grad(alone, whole, grad)
+        parts = (x.detach().chunk(2 * dist.get_world_size(), 2) for x in (*whole, grad, *wanted))
+        q, k, v, grad, *wanted = (torch.cat([each[place] for place in places], 2) for each in parts)
+        how = {"query": q, "key": k, "value": v, "is_causal": True, "dropout_p": 0.0}
+        out, lse, *_ = ring._templated_ring_attention(group, 2, getattr(torch.ops.aten, op), **how)
+        how |= {"grad_out": grad, "grad_out_name": "grad_out", "out": out, "logsumexp": lse}
+        backward = getattr(torch.ops.aten, f"{op}_backward")
+        found = [out, *ring._templated_ring_attention_backward(group, 2, backward, **how)[:3]]
+        torch.testing.assert_close(found, wanted)
+        return found
+
+    return program
+
+
 def transformer(name):
     """The transformer of the examples, trained as they do it: the losses of all steps."""
 
@@ -62,6 +89,11 @@ def transformer(name):
                 fully_shard(each, mesh=mesh_of(backend, device, name))
         else:
             net, dim = examples.divide(net, mesh_of(backend, device, name)), 1
+            if name == "compiled":
+                torch.compiler.reset()  # all layers have the same code, and torch keeps few kinds of it
+                options = fuse.options(jobs_fuse.QUICK if device == "cpu" else None)
+                for each in net[:1] if device == "cpu" else net:  # each takes seconds
+                    each.compile(fullgraph=True, dynamic=False, options=options)
         steps, scale = 20 if device == "cuda" else 3, 1 / size if dim else 1.0
         return [*examples.train(net, device, steps, lambda x: x.chunk(size, dim)[rank], scale)]
 
@@ -72,17 +104,18 @@ PROGRAMS = {
     "DDP, fp16": by_hook(default_hooks.fp16_compress_hook),
     "DDP, powerSGD": by_hook(powerSGD_hook.powerSGD_hook, matrix_approximation_rank=2, start_powerSGD_iter=2),
     "sequence parallel": by_sequence,
-    **{f"transformer, {name}": transformer(name) for name in ("DDP", "FSDP2", "tensor parallel")},
+    **{f"ring attention, {name}": by_ring(name) for name in ("alltoall", "allgather")},
+    **{f"transformer, {name}": transformer(name) for name in ("DDP", "FSDP2", "tensor parallel", "compiled")},
 }
 
 
 def as_on_the_peer(store, name, device):
     """Whether a program computes the same on gloo, or NCCL, and how many tensors that are.
 
-    Bit for bit with two ranks, whose sums have no order; the losses of more ranks up to rounding.
+    Bit for bit with two ranks, whose sums have no order; losses of more, and of fused products, up to rounding.
     """
     _, size = start(store, device=device)
     backends = "iris", "gloo" if device == "cpu" else "nccl"
     ours, others = (PROGRAMS[name](each, dist.new_group(backend=each), device) for each in backends)
-    same = torch.equal if size == 2 else functools.partial(torch.allclose, rtol=1e-5)
+    same = torch.equal if size == 2 and "compiled" not in name else functools.partial(torch.allclose, rtol=1e-5)
     return all(map(same, ours, others)), len(ours)

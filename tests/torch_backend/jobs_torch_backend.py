@@ -374,23 +374,29 @@ def gradients(store):
     group, process_group = library.name_of(torch_backend.context_of()), dist.group.WORLD.group_name
     ops = torch.ops.iris
     torch.manual_seed(1)
-    b, c = torch.randn(4, 2 * size, dtype=torch.float64), torch.randn(4 * size, 3, dtype=torch.float64)
+    b, c = torch.randn(4, 2 * size), torch.randn(4 * size, 3)
     cases = {
-        "all_reduce": lambda x: ops.all_reduce(x, "sum", group),
-        "average": lambda x: ops.all_reduce(x, "AVG", process_group),
-        "all_gather": lambda x: ops.all_gather(x, group),
-        "reduce_scatter": lambda x: ops.reduce_scatter(x, "sum", group),
-        "all_to_all": lambda x: ops.all_to_all(x, group),
-        "broadcast": lambda x: ops.broadcast(x, 1, process_group),
-        "reduce": lambda x: ops.reduce(x, 1, process_group),
-        "all_gather_matmul": lambda x: ops.all_gather_matmul(x.float(), b.float(), None, group),
-        "of columns": lambda x: ops.all_gather_matmul(x.float(), c.float(), c[0].float(), group, gather_dim=1),
-        "matmul_reduce_scatter": lambda x: ops.matmul_reduce_scatter(x.float(), b.float(), None, group),
-        "matmul_all_reduce": lambda x: ops.matmul_all_reduce(x.float(), b.float(), None, group),
-        "matmul_all_gather": lambda x: ops.matmul_all_gather(x.float(), b.float(), None, group),
-        "norm": lambda x: torch.cat(ops.all_reduce_rms_norm(x.float(), 2 * x.float(), b[:, 0].float(), 1e-3, group)),
+        "all_reduce": (ops.all_reduce, "sum", group),
+        "average": (ops.all_reduce, "AVG", process_group),
+        "all_gather": (ops.all_gather, group),
+        "reduce_scatter": (ops.reduce_scatter, "sum", group),
+        "all_to_all": (ops.all_to_all, group),
+        "broadcast": (ops.broadcast, 1, process_group),
+        "reduce": (ops.reduce, 1, process_group),
+        "all_gather_matmul": (ops.all_gather_matmul, b, None, group),
+        "of columns": (ops.all_gather_matmul, c, c[0], group, 1),
+        "matmul_reduce_scatter": (ops.matmul_reduce_scatter, b, None, group),
+        "matmul_all_reduce": (ops.matmul_all_reduce, b, None, group),
+        "matmul_all_gather": (ops.matmul_all_gather, b, lambda x: x[:, :1], group),
+        "beside each other": (ops.matmul_all_gather, b, lambda x: (x @ b)[:1], group, 1),
+        "norm": (lambda x, *how: torch.cat(ops.all_reduce_rms_norm(x, 2 * x, *how)), b[:, 0], 1e-3, group),
     }
-    for name, case in cases.items():
+    for name, (op, *how) in cases.items():
+
+        def case(x, op=op, how=how, **out):
+            x = x.float() if isinstance(how[0], torch.Tensor) else x
+            return op(x, *(each(x) if callable(each) else each for each in how), **out)
+
         x = torch.ones(2 * size, 4)
         no_such = "UnsupportedError: torch.ops.iris has no forward-mode"
         for forward in (partial(torch.func.jvp, case, (x,), (x,)), partial(torch.func.jacfwd(case), x)):
@@ -406,8 +412,14 @@ def gradients(store):
         sums = torch.stack([(ends[0] - ends[1]) / (2 * step), (x.grad * direction).sum()]).double()
         dist.all_reduce(sums)
         assert torch.allclose(sums[0], sums[1], rtol=1e-2 if y.dtype == torch.float32 else 1e-6), (name, sums)
+        torch.compiler.reset()  # all cases have the same code
         compiled = torch.compile(case, fullgraph=True, backend="aot_eager")
         assert torch.equal(compiled(x.detach()), case(x.detach())), name
+        if name != "norm":
+            write = partial(case, op=getattr(ops, f"{op.__name__}_out"))
+            for call in (write, torch.compile(write, fullgraph=True, backend="aot_eager")):
+                call(x.detach(), out=(out := torch.empty_like(y)))
+                assert torch.equal(out, y), name
         eager, x.grad = x.grad, None
         (compiled(x) * weights).sum().backward()  # and no rank leaves a call out that others make
         assert torch.allclose(x.grad, eager), name
@@ -419,10 +431,14 @@ def gradients(store):
             found.append([each.grad for each in pair])
         assert found[1][1 - rank] is None, "the gradient of one factor"
         assert torch.equal(*(grads[rank] for grads in found)), dim
-    for op, call in (("all_reduce_", ops.all_reduce_), ("all_reduce_out", partial(ops.all_reduce_out, out=b.clone()))):
-        for call_it in (call, torch.compile(call, fullgraph=True, backend="aot_eager")):
-            recorded = b.clone().requires_grad_() * 1
-            assert unlike((f".*iris::{op} records no gradient", partial(call_it, recorded, "sum", group))) == []
+    recorded = b.t().contiguous().requires_grad_() * 1
+    sums, out = (recorded, "sum", group), torch.zeros(2 * size, 2 * size)
+    for op, given, how in (
+        ("all_reduce_", sums, {}), ("all_reduce_out", sums, {"out": c}),
+        ("matmul_all_reduce_out", (recorded.detach(), recorded.t(), None, group), {"out": out}),
+    ):  # fmt: skip
+        for call in (getattr(ops, op), torch.compile(getattr(ops, op), fullgraph=True, backend="aot_eager")):
+            assert unlike((f".*iris::{op} records no gradient", partial(call, *given, **how))) == []
     for x, call in ((whole((6,), torch.int32, 1), ops.reduce_scatter), (whole((8,), torch.int32, 1), ops.all_reduce)):
         words = "ArgumentError.*op='nonsense' is no reduction; known are SUM"
         assert unlike((words, partial(call, x, ("sum", "nonsense")[rank], group))) == []

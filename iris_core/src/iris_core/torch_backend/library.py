@@ -27,6 +27,7 @@ from torch._C import _distributed_c10d as c10d
 from torch.autograd import forward_ad
 
 from iris_core.api import Iris
+from iris_core.dispatch import products
 from iris_core.errors import ArgumentError, HeapClosedError, UnsupportedError
 from iris_core.nn.norm import norm_gradients
 from iris_core.torch_backend import _operations
@@ -111,8 +112,8 @@ def _shape(op: str, x: torch.Tensor, size: int) -> tuple[int, ...]:
     return (x.shape[0] // size, *x.shape[1:])
 
 
-def _collective(op: str) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
-    """How a collective runs into a new tensor, into one that is there, and what it returns in a trace."""
+def _collective(op: str) -> tuple[Callable[..., None], Callable[..., torch.Tensor]]:
+    """How a collective writes into a tensor, and a function that makes one for its result."""
 
     def into(x: torch.Tensor, *how: Any, out: torch.Tensor) -> None:
         found = _group(how[-1])
@@ -129,39 +130,44 @@ def _collective(op: str) -> tuple[Callable[..., Any], Callable[..., Any], Callab
         else:
             getattr(ccl, op)(out, x, *how[:-1], group)
 
-    def run(x: torch.Tensor, *how: Any) -> torch.Tensor:
-        out = x.new_empty(_shape(op, x, _group(how[-1]).size))
-        into(x, *how, out=out)
-        return out
-
     def fake(x: torch.Tensor, *how: Any) -> torch.Tensor:
         return x.new_empty(_shape(op, x, _group(how[-1]).size))
 
-    return run, into, fake
+    return into, fake
 
 
 def _unrecorded(op: str, write: Callable[..., None]) -> Callable[..., None]:
     """Return `write`, which refuses a tensor whose gradient torch would have to record."""
 
-    def refuse_or_write(x: torch.Tensor, *how: Any, **out: Any) -> None:
-        if torch.is_grad_enabled() and any(each.requires_grad for each in (x, *out.values())):
+    def refuse_or_write(*given: Any, **out: Any) -> None:
+        if torch.is_grad_enabled() and any(getattr(each, "requires_grad", False) for each in (*given, *out.values())):
             raise ArgumentError(f"iris::{op} records no gradient: call the op that returns a tensor, or detach")
-        write(x, *how, **out)
+        write(*given, **out)
 
     return refuse_or_write
 
 
+def _define_both(op: str, arguments: str, into: Callable[..., None], fake: Callable[..., torch.Tensor]) -> None:
+    """Define an operator that returns a new tensor, which `fake` makes, and the one that writes into `out`."""
+
+    def run(*given: Any) -> torch.Tensor:
+        out = fake(*given)
+        into(*given, out=out)
+        return out
+
+    _define(f"{op}({arguments}) -> Tensor", run, fake)
+    _define(
+        f"{op}_out({arguments}, *, Tensor(a!) out) -> ()",
+        _unrecorded(f"{op}_out", into),
+        _unrecorded(f"{op}_out", lambda *_, out: None),
+    )
+
+
 _HOW = {"all_reduce": "str op, ", "reduce_scatter": "str op, ", "broadcast": "SymInt src, ", "reduce": "SymInt dst, "}
 for _op in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce"):
-    _run, _into, _fake = _collective(_op)
-    _define(f"{_op}(Tensor x, {_HOW.get(_op, '')}str group) -> Tensor", _run, _fake)
-    _define(
-        f"{_op}_out(Tensor x, {_HOW.get(_op, '')}str group, *, Tensor(a!) out) -> ()",
-        _unrecorded(f"{_op}_out", _into),
-        _unrecorded(f"{_op}_out", lambda *_, out: None),
-    )
+    _define_both(_op, f"Tensor x, {_HOW.get(_op, '')}str group", *_collective(_op))
 for _op in ("all_reduce", "broadcast"):
-    _, _into, _ = _collective(_op)
+    _into, _ = _collective(_op)
     _define(
         f"{_op}_(Tensor(a!) x, {_HOW[_op]}str group) -> ()",
         _unrecorded(f"{_op}_", lambda x, *how, into=_into: into(x, *how, out=x.detach())),
@@ -208,67 +214,72 @@ _differentiate("reduce", _save_how, lambda ctx, grad: (_OPS.broadcast(grad.conti
 def _product_shape(op: str, a: torch.Tensor, b: torch.Tensor, size: int, gather_dim: int) -> tuple[int, int]:
     if a.dim() != 2 or b.dim() != 2:
         raise ArgumentError(f"iris::{op}: a and b are matrices, not of shapes {tuple(a.shape)} and {tuple(b.shape)}")
-    rows = a.shape[0]
-    if op in ("all_gather_matmul", "matmul_all_gather"):
-        rows = rows * size if gather_dim == 0 else rows
+    rows, columns = a.shape[0], b.shape[1]
+    if op in products.GATHERING and gather_dim == 0:
+        rows = rows * size
+    elif op == "matmul_all_gather":
+        columns = columns * size
     elif op == "matmul_reduce_scatter":
         if isinstance(rows, int) and rows % size:
             raise ArgumentError(f"iris::{op}: {rows} rows cannot be divided among {size} ranks")
         rows = rows // size
-    return rows, b.shape[1]
+    return rows, columns
 
 
-def _product(op: str) -> tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]:
-    def run(a: torch.Tensor, b: torch.Tensor, bias: Any, group: str, gather_dim: int = 0) -> torch.Tensor:
+def _product(op: str) -> tuple[Callable[..., None], Callable[..., torch.Tensor]]:
+    """How a product writes into a matrix, and a function that makes one for its result."""
+
+    def into(a: torch.Tensor, b: torch.Tensor, bias: Any, group: str, gather_dim: int = 0, *, out: Any) -> None:
         found = _group(group)
-        more = {"gather_dim": gather_dim} if op in ("all_gather_matmul", "matmul_all_gather") else {}
-        out = a.new_empty(_product_shape(op, a, b, found.size, gather_dim))
+        more = {"gather_dim": gather_dim} if op in products.GATHERING else {}
         given = [each.detach() for each in (a, b, bias) if each is not None]
         getattr(found.open(a.device).ops._anywhere, op)(out, *given, group=found.members, **more)
-        return out
 
     def fake(a: torch.Tensor, b: torch.Tensor, bias: Any, group: str, gather_dim: int = 0) -> torch.Tensor:
         return a.new_empty(_product_shape(op, a, b, _group(group).size, gather_dim))
 
-    return run, fake
+    return into, fake
 
 
 def _save_factors(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    a, b, bias, ctx.group, *ctx.gather_dim = inputs
-    ctx.has_bias = bias is not None
-    ctx.save_for_backward(a, b)
+    a, b, bias, ctx.group, *gather_dim = inputs
+    ctx.along_rows = gather_dim != [1]
+    ctx.save_for_backward(a, b, bias)
 
 
 def _product_gradient(op: str) -> Callable[..., Any]:
     """Return the backward function: gradients of a plain product, after or before the dual collective."""
 
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-        a, b = ctx.saved_tensors
-        group, grad = ctx.group, grad.contiguous()
-        bias = grad.sum(0) if ctx.has_bias and ctx.needs_input_grad[2] else None
+        a, b, bias = ctx.saved_tensors
+        group, along_rows = ctx.group, ctx.along_rows
+        of_a, of_b, of_bias = ctx.needs_input_grad[:3]  # all take part in what follows: members may need different ones
         if op == "all_gather_matmul":
-            along_rows = ctx.gather_dim[0] == 0  # and all take part in both: members may need different ones
-            grad_a = _OPS.matmul_reduce_scatter(*((grad, b.t()) if along_rows else (b, grad.t())), None, group)
+            inner = grad = grad.contiguous()
             gathered = _OPS.all_gather(a if along_rows else a.t(), group)
-            grad_b = (gathered.t() if along_rows else gathered) @ grad if ctx.needs_input_grad[1] else None
-            return grad_a if along_rows else grad_a.t(), grad_b, bias, None, None
-        if op == "matmul_all_reduce":
-            inner = _OPS.all_reduce(grad, "sum", group)
-        elif op == "matmul_all_gather":
-            inner = _OPS.reduce_scatter(grad, "sum", group)
+            a = gathered if along_rows else gathered.t()
+            grad_a = _OPS.matmul_reduce_scatter(*((grad, b.t()) if along_rows else (b, grad.t())), None, group)
+            grad_a = grad_a if along_rows else grad_a.t()
         else:
-            inner = _OPS.all_gather(grad, group)
-        grad_a = inner @ b.t() if ctx.needs_input_grad[0] else None
-        grad_b = a.t() @ inner if ctx.needs_input_grad[1] else None
-        return grad_a, grad_b, bias, None
+            if op == "matmul_all_reduce":
+                inner = _OPS.all_reduce(grad, "sum", group)
+            elif op == "matmul_reduce_scatter":
+                inner = _OPS.all_gather(grad, group)
+            elif along_rows:
+                inner = grad = _OPS.reduce_scatter(grad, "sum", group)
+            else:
+                inner = grad = _OPS.reduce_scatter(grad.t(), "sum", group).t()
+            grad_a = inner @ b.t() if of_a else None
+        grad_b = a.t() @ inner if of_b else None
+        grad_bias = grad.sum_to_size(bias.shape) if of_bias else None
+        return grad_a, grad_b, grad_bias, None, *[None] * (op in products.GATHERING)
 
     return backward
 
 
-for _op in ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce", "matmul_all_gather"):
-    _run, _fake = _product(_op)
-    _dim = ", int gather_dim=0" if _op == "all_gather_matmul" else ""
-    _define(f"{_op}(Tensor a, Tensor b, Tensor? bias, str group{_dim}) -> Tensor", _run, _fake)
+for _op in products.OPS:
+    _dim = ", int gather_dim=0" * (_op in products.GATHERING)
+    _define_both(_op, f"Tensor a, Tensor b, Tensor? bias, str group{_dim}", *_product(_op))
     _differentiate(_op, _save_factors, _product_gradient(_op))
 
 
