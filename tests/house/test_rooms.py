@@ -68,7 +68,7 @@ BUDGETS = {
     "iris_triton/language": 1798,
     "iris_triton/rocm_iris": 1000,
     "iris_triton/testing": 578,
-    "iris_triton/tiles": 1012,
+    "iris_triton/tiles": 1016,
     "iris_gluon/*.py": 691,
     "iris_gluon/gemm": 1132,
     "iris_gluon/interpreter": 1489,
@@ -102,7 +102,7 @@ FEATURES = {
         ("iris_triton.checker", "iris_triton.testing.checked", "iris_core.cli.check", "iris_core.cli.all_orders"),
     ),
 }  # fmt: skip
-REST = 37_963
+REST = 37_967
 """Lines of all else, at most; 38,000 were planned."""
 
 ENGINE = 4000
