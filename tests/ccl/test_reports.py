@@ -228,7 +228,8 @@ def late(device, folder):
         ctx.ccl.all_reduce(y, x)
         ctx.barrier()
         if ctx.cur_rank != 1:
-            wait_until(lambda: any("no longer waits for rank 1" in text for text in records))
+            # for rank 1, or on a busy machine for another one, which came after it
+            wait_until(lambda: any("no longer waits for rank" in text for text in records))
         ctx.broadcast(0)
     assert threads() == []
     if (rank := ctx.cur_rank) != 1:  # whose machine may be slow, too
@@ -236,7 +237,7 @@ def late(device, folder):
         waited = [text for text in records if text.startswith(said)]
         assert waited
         assert all(int(re.search(r" for (\d+) s; ", text)[1]) < 120 for text in waited)  # and no time of day
-        assert any(text.startswith(f"rank {rank} no longer waits for rank 1") for text in records)
+        assert any(text.startswith(f"rank {rank} no longer waits for rank") for text in records)
 
 
 FOLLOWING = [
