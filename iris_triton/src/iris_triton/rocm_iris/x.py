@@ -48,7 +48,7 @@ def all_reduce_one_shot(tile, src_view, dst_view, locks, ctx):
 def all_reduce_two_shot(tile, src_view, dst_view, locks, start_tile=None, stride=None, ctx=None):
     """Sum a tile over all ranks; one rank reduces and stores to all; complete after a barrier.
 
-    `ctx` may come behind `locks`; else the rank of whose tiles, from start_tile on by stride, this is one reduces it.
+    `start_tile` may be the context; else the rank with the tiles start_tile, start_tile + stride, ... reduces them.
     """
     if ctx is None:
         start_tile.all_reduce_two_shot(tile, src_view, dst_view, locks)
