@@ -14,7 +14,7 @@ HERE = pathlib.Path(__file__).parent
 BENCHMARKS = HERE.parents[1] / "benchmarks"
 OPTIONS = bench.RunOptions(
     num_ranks=2, device="cpu", heap_size="16MiB", rounds=1, batch_ms=0.2, quick=True,
-    axes={"algorithm": ["one_shot"], "op": ["all_gather_matmul"], "layers": [1]},
+    axes={"call": ["one_shot"], "op": ["all_gather_matmul"], "layers": [1]},
 )  # fmt: skip
 
 
