@@ -18,6 +18,7 @@ from tables import table
 import iris_core
 from iris_core import __version__, cli
 from iris_core.cli import demo, main
+from iris_core.cli._output import print_table
 from iris_core.dispatch.tables import Entry, read_table, write_table
 from iris_core.registry import reset_default_registry
 from iris_core.tuning.tuner import Tuned
@@ -300,3 +301,12 @@ def test_an_environment_that_is_not_complete_is_named_with_what_to_install(befor
     status, said, torch_is_there = json.loads(done.stdout)  # importing torch takes more than a second
     assert (status, said.count("\n"), torch_is_there) == (1, 1, "torch" in words)
     assert re.search(words, said)
+
+
+def test_states_have_colours(monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    colours = {"loaded": "32", "blocked": "33", "broken": "1;31"}
+    print_table(["STATE"], [[state] for state in colours])
+    shown = capsys.readouterr().out
+    assert [state for state, colour in colours.items() if f"\x1b[{colour}m{state}\x1b[0m" not in shown] == []

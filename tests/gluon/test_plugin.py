@@ -109,6 +109,10 @@ class TestHostWithGluon(OnOurRanks):
         super().test_world_device_functions(pool, world)
 
 
+class TestHostWithTriton(TestHostWithGluon):
+    backend = "triton"
+
+
 class TestTorchWithGluon(OnOurRanks):
     allocator = "torch"
 
