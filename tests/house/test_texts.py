@@ -22,7 +22,7 @@ TESTS = 24_000
 TESTS_OF_FEATURES = {  # as `FEATURES` of test_rooms.py: lines, and the folders and files
     "PyTorch": (1860, ("torch_backend",)),
     "several nodes": (
-        1980,
+        1900,
         (
             "nodes", "ccl/test_torch_distributed.py", "allocators/test_nccl.py", "compile/test_nccl.py",
             "multigpu/test_nccl.py",
