@@ -78,7 +78,7 @@ class CopyEngine(KernelCollective):
             return problem
         options = request.options
         sides = (request.shape, options["in_stride"]), (options["out_shape"], options["out_stride"])
-        if any(layout_of(*side).num_dims for side in sides):
+        if any(len(shape) != len(stride) or layout_of(shape, stride).num_dims for shape, stride in sides):
             return "it copies dense tensors only"
         overwrites = self.op == "all_to_all" and options["in_place"]
         return "it reads the input while it writes the output" if overwrites else ""

@@ -44,7 +44,7 @@ def layout_of(shape: Sequence[int], stride: Sequence[int]) -> Layout:
     """Return the layout of a tensor, in the order of its elements."""
     sizes: list[int] = []
     strides: list[int] = []
-    for size, step in zip(shape, stride, strict=False):
+    for size, step in zip(shape, stride, strict=True):
         if size == 1:
             continue
         if sizes and strides[-1] == size * step:
