@@ -1,19 +1,19 @@
 """How much text there is, and how it is worded: pages, docstrings, tests."""
 
 import ast
-import pathlib
 import re
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+from .test_rooms import ROOT, lines, modules, parsed, without
+
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 WORDS = {"docs": 25_000, "README.md": 900}
 
 # Words of our own for what the field has a term for, in docstrings: as many as there are, and never more.
 OURS = {
     r"\bfor ever\b": 0, r"\brank alone\b": 0, r"\b(told|tells)\b": 0, r"\b(meet|meets|met|meetings?)\b": 2,
-    r"\b(nobody|everybody|somebody)\b": 2, r"\bbehind\b": 4, r"\bkinds? of calls?\b": 0, r"\bso (many|much)\b": 3,
+    r"\b(nobody|everybody|somebody)\b": 2, r"\bbehind\b": 3, r"\bkinds? of calls?\b": 0, r"\bso (many|much)\b": 3,
     r"\b(no|have|find|finds) room\b": 1, r"(?:^|[.;] )(What|Who|Whoever|Whose) [a-z]+": 13,
 }  # fmt: skip
 
@@ -47,8 +47,8 @@ def test_pages_are_short(name):
 
 def test_docstrings_are_in_words_of_the_field():
     has_text = ast.Module, ast.ClassDef, ast.FunctionDef
-    trees = [ast.parse(path.read_text()) for path in ROOT.glob("iris_*/src/**/*.py")]
-    texts = [ast.get_docstring(node) or "" for tree in trees for node in ast.walk(tree) if isinstance(node, has_text)]
+    nodes = [node for path in modules().values() for node in ast.walk(parsed(path)) if isinstance(node, has_text)]
+    texts = [ast.get_docstring(node) or "" for node in nodes]
     assert len(texts) > 3000
     found = {pattern: sum(len(re.findall(pattern, text)) for text in texts) for pattern in OURS}
     assert {pattern: count for pattern, count in found.items() if count > OURS[pattern]} == {}
@@ -56,9 +56,5 @@ def test_docstrings_are_in_words_of_the_field():
 
 def test_tests_keep_to_their_budgets():
     folder = ROOT / "tests"
-    rest = {path.relative_to(folder).as_posix(): len(path.read_text().splitlines()) for path in folder.rglob("*.py")}
-    for feature, (most, parts) in TESTS_OF_FEATURES.items():
-        mine = [name for name in rest if name in parts or name.partition("/")[0] in parts]
-        count = sum(map(rest.pop, mine))
-        assert 0 < count <= most, (feature, count)
-    assert sum(rest.values()) <= TESTS
+    found = {path.relative_to(folder).as_posix(): lines(path) for path in folder.rglob("*.py")}
+    assert sum(without(TESTS_OF_FEATURES, found, "/").values()) <= TESTS
