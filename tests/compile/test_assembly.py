@@ -284,7 +284,7 @@ def common(size):
 
 
 def compiled_for(size, kernel, types=(), **given):
-    """A kernel, compiled for so many members, with what it has of the common arguments, and others."""
+    """A kernel, compiled for a number of members, with what it has of the common arguments, and others."""
     names = {*kernel.arg_names, "num_warps", "maxnreg", "launch_pdl"}
     return compile_for(kernel, types, {name: each for name, each in (common(size) | given).items() if name in names})
 

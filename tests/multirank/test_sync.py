@@ -80,7 +80,7 @@ def token_kernel(context, flags, turn, rank, world: tl.constexpr, STARTS: tl.con
 
 
 def tokens(seed, turns, bad):
-    """Ranks are late by themselves, between launches; in one turn nobody starts.  Only a proof ends a wait."""
+    """Ranks are late by themselves, between launches; in one turn no rank starts.  Only a proof ends a wait."""
     said = None
     with mock.patch.dict(os.environ):
         os.environ.pop("IRIS_DEVICE_TIMEOUT", None)  # which would end the waits

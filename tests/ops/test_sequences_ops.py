@@ -89,7 +89,7 @@ def workspaces(device):
 
 @on_heap("24MiB", packets=True)
 def again_after_resets(ctx, case):
-    """The epochs begin again, and what programs have told each other before must not count."""
+    """The epochs begin again, and what programs have sent each other before must not count."""
     tensors = Tensors(ctx, case, ctx.cur_rank, ctx.num_ranks)
     for turn in range(4):
         tensors.fill(turn)

@@ -75,7 +75,7 @@ def _collective_cases():
         _case("two-shot-staged", two_shot, (f32, f32, *halved, *plain), copied, OP="avg", BLOCK=2048),
         _case("push-tiles", push, (f32, f32, *pushed, *plain), stored, more=(WIDE_STORE,), BLOCK=2048),
         _case("push-staged", push, (bf16, bf16, *pushed, *strided), spread, wide=False, BLOCK=4096),
-        _case("meeting", barrier_alone, (_I64, _I64, 1, 1, 0, _ADDRESS), {"SIZE": _SIZE}, wide=False),
+        _case("barrier", barrier_alone, (_I64, _I64, 1, 1, 0, _ADDRESS), {"SIZE": _SIZE}, wide=False),
         _case("enter-alone", enter_alone, (_I64, _I64, 1, 1, 1, 0, _ADDRESS), {"SIZE": _SIZE}, wide=False),
         _case("send", move, (bf16, *mailed, _ONE, _ONE), {}, SENDS=True, PARTS=16, DIMS=0, BLOCK=4096),
         _case("receive", move, (bf16, *mailed, _MATRIX, (140, 2)), {}, wide=False,

@@ -120,7 +120,7 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         tier = item.stash[_TIER] = tier_of(item)
         collected[tier] += 1
-        item.user_properties.append(("gpu_tier", tier))  # told with reports: pytest-xdist counts in another process
+        item.user_properties.append(("gpu_tier", tier))  # sent with reports: pytest-xdist counts in another process
         if tier and tier > ranks_here(config, item):
             item.add_marker(pytest.mark.skip(reason=f"needs {_number(tier)}, torch sees {visible_gpus()}"))
 

@@ -214,7 +214,7 @@ _MET, _STORES = "outputs = self.meet(plan, out)", "data = content(inp)"
 _OPTIONS, _COST = "options = request.options\n", "return 1e-3 + request.nbytes * request.group_size / 1e8"
 COLLECTIVES = {
     "wrong-order": (_RESULTS, "torch.cat(inputs)", "torch.cat([*inputs[1:], inputs[0]])"),
-    "swapped-chunks":  # everybody gets those that it has sent itself
+    "swapped-chunks":  # each rank gets those that it has sent itself
         (_RESULTS, "torch.cat([each.tensor_split(size)[rank] for each in inputs])", "inputs[rank]"),
     "first-chunk": (_RESULTS, "whole.tensor_split(size)[rank]", "whole.tensor_split(size)[0]"),
     "root-zero":  # only rank 0 is heard
