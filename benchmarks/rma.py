@@ -16,6 +16,7 @@ latency, of 4 KiB and in CUDA graphs.
     engine_calls  cuMemcpyDtoDAsync and cuMemcpyPeerAsync, from rank 0's GPU to the next one, within its process
     barrier       ctx.device_barrier() as a kernel of its own, in CUDA graphs
     configurations  push and pull over launch configurations (only with --only configurations)
+    heaps         `pair` on a heap of vmem beside that of --allocator, by the same processes (only with --only heaps)
 
 On CPU ranks (--device cpu) the same code runs with tiny sizes, so that it is tested; the times say nothing then.
 """
@@ -39,16 +40,16 @@ from rma_copies import (
     engine_copy,
     engine_is_missing,
     pattern,
+    route_calls,
 )
 from rma_signals import declare_signals
 
-from iris_core import bench
+from iris_core import Iris, bench
 from iris_core.errors import DriverError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from iris_core import Iris
     from iris_core.bench import RunOptions, State
 
 MIB = 1 << 20
@@ -144,6 +145,27 @@ def configurations(state: State, ctx: Iris) -> None:
     needs_a_peer(state, ctx)
     state.set_rounds(5)
     declare_route(state, ctx, state["nbytes"], {0: 1}, Config(state["block"], state["num_warps"], state["per_sm"]))
+
+
+@bench.register(by_default=False)
+@bench.axis("nbytes", sizes)
+def heaps(state: State, ctx: Iris) -> None:
+    """Rank 0 and rank 1 alone, on this heap and on one of another context's, in CUDA graphs.
+
+    Two runs cannot be compared: loads take up to 0.2 us longer, from all memory, once NCCL is in the process.
+    """
+    needs_a_peer(state, ctx)
+    if state.on_gpu:
+        state.set_timer("graph")
+    nbytes, beside = state["nbytes"], "vmem" if state.on_gpu else "host"
+    other = state.resources.enter_context(Iris(4 * nbytes + 16 * MIB, allocator=beside, device=ctx.target.type.value))
+    state.set_bytes(nbytes)
+    theirs, ours = (route_calls(each, nbytes, {0: 1}, Config()) for each in (other, ctx))
+    for name in ("push", "pull"):
+        state.provider(f"{name} {beside}", peer=True, **theirs[name])
+        state.provider(name, baseline=f"{name} {beside}", **ours[name])
+        if state.on_gpu:
+            state.target(name, "ratio", at_least=0.95)
 
 
 @bench.register

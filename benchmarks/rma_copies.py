@@ -142,26 +142,14 @@ def declare_engine(state: State, providers: Mapping[str, dict[str, Any]]) -> Non
             state.provider(name, peer=True, **providers[name])
 
 
-def declare_route(
-    state: State,
-    ctx: Iris,
-    nbytes: int,
-    route: Mapping[int, int],
-    config: Config,
-    *,
-    with_targets: bool = False,
-    as_latency: bool = False,
-) -> None:
-    """Declare push, pull and engine for ranks that copy at the same time.
+def route_calls(ctx: Iris, nbytes: int, route: Mapping[int, int], config: Config) -> dict[str, dict[str, Any]]:
+    """Return the calls of push, pull and both directions of the engine, by name, as `State.provider` takes them.
 
     Args:
-        state: of the benchmark.
-        ctx: the context.
-        nbytes: bytes that each of them copies.
+        ctx: the context on whose heap the buffers are.
+        nbytes: bytes that each rank of the route copies.
         route: peer by rank; the others take no part.
         config: of the launches.
-        with_targets: whether the targets of a pair hold.
-        as_latency: whether the time counts and not the bandwidth.
     """
     rank, world = ctx.cur_rank, ctx.num_ranks
     source, target = buffers(ctx, nbytes)
@@ -194,16 +182,40 @@ def declare_route(
     def spoil() -> None:
         target.fill_(UNTOUCHED)
 
-    if not as_latency:
-        state.set_bytes(nbytes)
     pushed = {"check": came_from(writer), "prepare": spoil}
     pulled = {"check": came_from(peer), "prepare": spoil}
-    declare_engine(
-        state,
-        {"engine push": {"call": engine(push=True), **pushed}, "engine pull": {"call": engine(push=False), **pulled}},
-    )
-    state.provider("push", launch(kernels.push), baseline="engine push", **pushed)
-    state.provider("pull", launch(kernels.pull), baseline="engine pull", **pulled)
+    return {
+        "engine push": {"call": engine(push=True), **pushed},
+        "engine pull": {"call": engine(push=False), **pulled},
+        "push": {"call": launch(kernels.push), **pushed},
+        "pull": {"call": launch(kernels.pull), **pulled},
+    }
+
+
+def declare_route(
+    state: State,
+    ctx: Iris,
+    nbytes: int,
+    route: Mapping[int, int],
+    config: Config,
+    *,
+    with_targets: bool = False,
+    as_latency: bool = False,
+) -> None:
+    """Declare push, pull and engine for ranks that copy at the same time.
+
+    Args:
+        state: of the benchmark.
+        ctx, nbytes, route, config: see `route_calls`.
+        with_targets: whether the targets of a pair hold.
+        as_latency: whether the time counts and not the bandwidth.
+    """
+    calls = route_calls(ctx, nbytes, route, config)
+    if not as_latency:
+        state.set_bytes(nbytes)
+    declare_engine(state, calls)
+    for name in ("push", "pull"):
+        state.provider(name, baseline=f"engine {name}", **calls[name])
     if with_targets and state.on_gpu:
         state.target("push", "ratio_to_best_peer", at_least=PUSH_TARGET)
         state.target("pull", "ratio_to_best_peer", at_least=PULL_TARGET)
