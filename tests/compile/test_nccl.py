@@ -163,3 +163,22 @@ def test_kernels_for_other_nodes_compile(version, least, kernel, arguments, size
 def test_an_nccl_without_signals_of_words_is_refused_by_name():
     said = said_by_the_compiler(exchange, *ARGUMENTS, **SIZES, OP="add", **options("2.30"))
     assert "nvidia-nccl-cu13>=2.32" in said
+
+
+@triton.jit
+def reach(x, context, world: tl.constexpr, peer):
+    ctx = DeviceContext.from_tensor(context, world)
+    at = x + tl.arange(0, 64)
+    ctx.put_signal(at, at, x, ctx.atomic_add(x, 1, peer), peer)
+    ctx.store(at, ctx.load(at, (peer + tl.arange(0, 64)) % world), peer, mask=tl.arange(0, 64) < 9)
+
+
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+@pytest.mark.parametrize("language", ["triton", "gluon"])
+def test_kernels_say_whom_they_cannot_reach_where_they_are_checked(language, target):
+    """Compiled with debug=True they carry their name, to report it; else there is nothing of it."""
+    kernel = reach if language == "triton" else in_gluon(reach)
+    name = str(int.from_bytes(b"reach", "little"))
+    for checked in (False, True):
+        ir = compile_for(kernel, (torch.int64, torch.int64, 4, 3), {"debug": checked}, target).asm["ttgir"]
+        assert (name in ir) == checked

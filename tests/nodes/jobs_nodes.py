@@ -18,8 +18,10 @@ from jobs_common import refusal, unlike
 import iris_triton as iris
 from iris_allocators.host import HostAllocator
 from iris_core import Iris
+from iris_core.errors import DeviceError
 from iris_core.world import arrive, connect
 from iris_core.world.rendezvous import divide, private_folder
+from iris_triton import DeviceContext
 from iris_triton.clocks import compare
 
 
@@ -103,6 +105,27 @@ def kernels():
             (r"UnsupportedError: .*use ctx.ccl.barrier\(\) or ctx.barrier\(\)", ctx.device_barrier),
         ) == []  # fmt: skip
         ctx.barrier()
+
+
+@triton.jit
+def store_there(x, context, world: tl.constexpr, peer):
+    ctx = DeviceContext.from_tensor(context, world)
+    lanes = tl.arange(0, 8)
+    ctx.store(x + lanes, 1.0, peer, mask=lanes < 0)
+    ctx.store(x + lanes, 1.0, peer, mask=lanes < 5)
+
+
+def kernel_on_a_gpu():
+    """A kernel compiled with debug=True says whose memory it cannot store to; returns the error of the next call."""
+    ctx = Iris("4MiB", device="cuda")  # without its end: the GPU has stopped, also for this process
+    me = ctx.cur_rank
+    store_there[(2,)](ctx.zeros(8), ctx.get_device_context(), 2, me, debug=True)
+    ctx.barrier()
+    store_there[(2,)](ctx.zeros(8), ctx.get_device_context(), 2, 1 - me, debug=True)
+    try:
+        ctx.barrier()
+    except DeviceError as error:
+        return type(error).__name__, error.rank, error.peer, str(error)
 
 
 class Code:

@@ -10,7 +10,7 @@ import iris_gluon.interpreter  # noqa: F401 - so that kernels with this context 
 from iris_core.device import context_words as _layout
 from iris_gluon import bulk
 from iris_gluon._compat import aggregate
-from iris_triton.context import DeviceMethods, check_rank
+from iris_triton.context import DeviceMethods
 from iris_triton.language import trace as events
 from iris_triton.language.address import check_context
 from iris_triton.language.trace import DeviceTracing
@@ -66,7 +66,7 @@ class IrisDeviceCtx(DeviceMethods):
     @gluon.jit
     def put_bulk(self, from_ptr, to_ptr, numel, to_rank, CHUNK_BYTES: gl.constexpr = 16384, STAGES: gl.constexpr = 4):
         """Copy `numel` consecutive elements to to_rank's memory by the copy unit (Hopper and newer)."""
-        check_rank(to_rank, self.world_size)
+        self._check(to_rank)
         event = self.tracing.begin(events.PUT, to_rank, to_ptr, None, numel)
         bulk.put_bulk(from_ptr, to_ptr, numel, self.rank, to_rank, self.heap_bases, CHUNK_BYTES, STAGES)
         self.tracing.end(event)
@@ -74,7 +74,7 @@ class IrisDeviceCtx(DeviceMethods):
     @gluon.jit
     def get_bulk(self, from_ptr, to_ptr, numel, from_rank, CHUNK_BYTES: gl.constexpr = 16384, STAGES: gl.constexpr = 4):
         """Copy `numel` consecutive elements from from_rank's memory by the copy unit (Hopper and newer)."""
-        check_rank(from_rank, self.world_size)
+        self._check(from_rank)
         event = self.tracing.begin(events.GET, from_rank, from_ptr, None, numel)
         bulk.get_bulk(from_ptr, to_ptr, numel, self.rank, from_rank, self.heap_bases, CHUNK_BYTES, STAGES)
         self.tracing.end(event)

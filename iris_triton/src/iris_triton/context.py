@@ -41,7 +41,7 @@ def _atomic(op):
     def atomic(
         self, pointer, val, to_rank, mask=None, sem: constexpr = None, scope: constexpr = None, hint: constexpr = None
     ):
-        check_rank(to_rank, self.world_size)
+        self._check(to_rank, mask)
         event = self.tracing.begin(events.of_atomic(OP), to_rank, pointer, mask)
         old = _rmw(OP, pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
         self.tracing.end_after(event, old)
@@ -64,7 +64,7 @@ class DeviceMethods(Reductions):
         hint: constexpr = None
     ):  # fmt: skip
         """Return what lies at `pointer` in the heap of from_rank."""
-        check_rank(from_rank, self.world_size)
+        self._check(from_rank, mask)
         event = self.tracing.begin(events.LOAD, from_rank, pointer, mask)
         value = language.load(
             pointer, self.rank, from_rank, self.heap_bases, mask, other, cache_modifier, volatile, hint
@@ -75,7 +75,7 @@ class DeviceMethods(Reductions):
     @triton.jit
     def store(self, pointer, value, to_rank, mask=None, cache_modifier: constexpr = None, hint: constexpr = None):
         """Store `value` at `pointer` in the heap of to_rank."""
-        check_rank(to_rank, self.world_size)
+        self._check(to_rank, mask)
         event = self.tracing.begin(events.STORE, to_rank, pointer, mask)
         language.store(pointer, value, self.rank, to_rank, self.heap_bases, mask, hint, cache_modifier)
         self.tracing.end(event)
@@ -86,16 +86,22 @@ class DeviceMethods(Reductions):
         store_cache_modifier: constexpr = None, hint: constexpr = None
     ):  # fmt: skip
         """Copy from from_rank's memory at `from_ptr` to own memory at `to_ptr`; from other nodes see `gin`."""
-        check_rank(from_rank, self.world_size)
         event = self.tracing.begin(events.GET, from_rank, from_ptr, mask)
         if gin.linked() and self._is_far(from_rank):
             gin.get(from_ptr, to_ptr, self.rank, from_rank, self.heap_bases, self._network(), mask)
         else:
+            self._check(from_rank, mask)
             language.get(
                 from_ptr, to_ptr, self.rank, from_rank, self.heap_bases, mask, other, load_cache_modifier,
                 store_cache_modifier, hint
             )  # fmt: skip
         self.tracing.end(event)
+
+    @triton.jit
+    def _check(self, peer, mask=None):
+        """Check the rank of a peer whose heap is addressed; on GPUs in kernels compiled with debug=True."""
+        check_rank(peer, self.world_size)
+        gin.check_near(self.rank, peer, mask, self.heap_bases, self.world_size)
 
     @triton.jit
     def _network(self):
@@ -105,6 +111,7 @@ class DeviceMethods(Reductions):
     @triton.jit
     def _is_far(self, rank):
         """Whether a rank is on another node; in kernels with a network only."""
+        check_rank(rank, self.world_size)
         return tl.load(self.heap_bases + rank) == tl.load(self._network() + _FAR_BASE)
 
     @triton.jit
@@ -113,11 +120,11 @@ class DeviceMethods(Reductions):
         store_cache_modifier: constexpr = None, hint: constexpr = None
     ):  # fmt: skip
         """Copy from own memory at `from_ptr` to to_rank's memory at `to_ptr`; to other nodes see `gin`."""
-        check_rank(to_rank, self.world_size)
         event = self.tracing.begin(events.PUT, to_rank, to_ptr, mask)
         if gin.linked() and self._is_far(to_rank):
             gin.put(from_ptr, to_ptr, self.rank, to_rank, self.heap_bases, self._network(), mask)
         else:
+            self._check(to_rank, mask)
             language.put(
                 from_ptr, to_ptr, self.rank, to_rank, self.heap_bases, mask, other, load_cache_modifier,
                 store_cache_modifier, hint
@@ -130,8 +137,8 @@ class DeviceMethods(Reductions):
         store_cache_modifier: constexpr = None, hint: constexpr = None
     ):  # fmt: skip
         """Copy from from_rank's memory at `src_ptr` to to_rank's memory at `dst_ptr`; both are own addresses."""
-        check_rank(from_rank, self.world_size)
-        check_rank(to_rank, self.world_size)
+        self._check(from_rank, mask)
+        self._check(to_rank, mask)
         event = self.tracing.begin(events.COPY, to_rank, dst_ptr, mask)
         language.copy(
             src_ptr, dst_ptr, from_rank, to_rank, self.rank, self.heap_bases, mask, other, load_cache_modifier,
@@ -148,7 +155,7 @@ class DeviceMethods(Reductions):
         self, pointer, cmp, val, to_rank, sem: constexpr = None, scope: constexpr = None, hint: constexpr = None
     ):
         """Atomically replace to_rank's memory at `pointer` by `val` where it equals `cmp`; returns the old value."""
-        check_rank(to_rank, self.world_size)
+        self._check(to_rank)
         event = self.tracing.begin(events.of_atomic("cas"), to_rank, pointer)
         old = language.atomic_cas(pointer, cmp, val, self.rank, to_rank, self.heap_bases, sem, scope, hint)
         self.tracing.end_after(event, old)
@@ -157,11 +164,11 @@ class DeviceMethods(Reductions):
     @triton.jit
     def signal(self, pointer, value, to_rank, op: constexpr = SET, sem: constexpr = RELEASE, scope: constexpr = SYS):
         """Update a flag of to_rank after all earlier stores of this program."""
-        check_rank(to_rank, self.world_size)
         event = self.tracing.begin(events.SIGNAL, to_rank, pointer)
         if gin.linked() and gin.is_addition(pointer.dtype.element_ty, op) and self._is_far(to_rank):
             gin.signal(pointer, value, self.rank, to_rank, self.heap_bases, self._network())
         else:
+            self._check(to_rank)
             language.signal(pointer, value, self.rank, to_rank, self.heap_bases, op, sem, scope)
         self.tracing.end(event)
 
@@ -200,13 +207,13 @@ class DeviceMethods(Reductions):
         sem: constexpr = RELEASE, scope: constexpr = SYS
     ):  # fmt: skip
         """Copy from own memory to to_rank's memory, then signal."""
-        check_rank(to_rank, self.world_size)
         event = self.tracing.begin(events.PUT, to_rank, to_ptr, mask)
         if gin.linked() and gin.is_addition(signal_ptr.dtype.element_ty, op) and self._is_far(to_rank):
             gin.put_signal(
                 from_ptr, to_ptr, signal_ptr, value, self.rank, to_rank, self.heap_bases, self._network(), mask
             )
         else:
+            self._check(to_rank, mask)
             language.put_signal(
                 from_ptr, to_ptr, signal_ptr, value, self.rank, to_rank, self.heap_bases, op, mask, other,
                 load_cache_modifier, store_cache_modifier, hint, sem, scope

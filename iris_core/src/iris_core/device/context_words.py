@@ -84,10 +84,11 @@ class MismatchCode(enum.IntEnum):
     MESSAGE = 3  # what is sent, and what is received
     OVERLAP = 4  # nothing: two launches of this rank run at the same time
     LENGTH = 5  # nothing: PEER is a sequence of flash_decode, with THEIRS keys where OURS have room; no address
+    FAR = 6  # nothing: PEER is on another node; the words from OURS on hold the kernel's name, 32 bytes; no address
 
 
-ROW, ALARM = 24, 25
-"""Status words that hold addresses; 0 for none."""
+ROW, ALARM, NOWHERE = 24, 25, 26
+"""Status words that hold addresses; 0 for none.  NOWHERE stands for the heaps of all ranks on other nodes."""
 
 STATUS_WORDS = 32
 STATUS_WAIT_TIMEOUT = 1

@@ -7,6 +7,7 @@ of each rank that it concerns raises.
 
 from __future__ import annotations
 
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -141,6 +142,8 @@ class KernelReports:
         page.words[page.first(rank) + BASE] = heap.heap_bases[rank]
         words = [0] * context_words.STATUS_WORDS
         words[context_words.ALARM] = page.register(target)
+        far = (ranks[0] for ranks in heap.nodes if rank not in ranks)
+        words[context_words.NOWHERE] = next((heap.heap_bases[peer] for peer in far), 0)
         words[context_words.ROW] = words[context_words.ALARM] + page.first(rank) * page.words.itemsize
         self.words = torch.tensor(words, dtype=torch.int64, device=target.torch_device)
         self._watchdog: Watchdog | None = None
@@ -211,6 +214,8 @@ class KernelReports:
             return meaning if self._rank in meaning.members else None
         if report.part == Mismatch.CODE:
             code, rank, sequence, _, room, length = report.words[Mismatch.CODE : Mismatch.THEIRS + 1]
+            if code_of(code) == MismatchCode.FAR:
+                return self._far(rank, report) if rank == self._rank else None
             text = (
                 f"flash_decode: sequence {sequence} has {length} keys on rank {rank}, where there is room for {room}. "
                 "It was computed with those that there are; no member's result is valid."
@@ -219,6 +224,17 @@ class KernelReports:
             return Meaning((self._rank,), op="flash_decode", text=text) if is_length else None
         others = report.rank != self._rank and self._heap.is_of_group(report.offset_bytes)
         return None if others else Meaning((self._rank,), text=self._place(report.offset_bytes))
+
+    def _far(self, rank: int, report: Report) -> Meaning:
+        """Say which kernel has accessed the memory of a rank on another node."""
+        peer, name = report.words[Mismatch.PEER], struct.pack("<4q", *report.words[Mismatch.OURS :][:4])
+        node = next(node for node, ranks in enumerate(self._heap.nodes) if peer in ranks)
+        text = (
+            f"kernel {name.rstrip(bytes(1)).decode(errors='replace')}: rank {peer} is on node {node}, and kernels of "
+            f"rank {rank} cannot access its memory. The GPU stops such a kernel, and this process needs a new start. "
+            "Kernels reach the memory of ctx.node_ranks; between nodes use ctx.ccl."
+        )
+        return Meaning((rank,), peer=peer, text=text)
 
     def _place(self, offset_bytes: int) -> str:
         """Say in which tensor of the heap, which every rank has there, a word lies."""

@@ -15,14 +15,17 @@ program take part in a call: none may be in a branch that others do not take.
 """
 
 import pathlib
+import struct
 from typing import Any
 
 import triton
 import triton.language as tl
 
+from iris_core.device import context_words as _layout
 from iris_core.errors import UnsupportedError
 from iris_triton._compat import core, linked_libraries
-from iris_triton.interpreter.entries import cpu_entry_at
+from iris_triton.interpreter.entries import cpu_entry, cpu_entry_at
+from iris_triton.language.flags import begin_report, publish_report
 from iris_triton.language.sync import gather_stores
 
 SHIM, FUNCTIONS = "a_iris_nccl_", "b_nccl_device"  # the shim (and NCCL's version), NCCL's bitcode: linked in this order
@@ -84,6 +87,65 @@ _gin_signal = _function("iris_gin_signal", _I32, _I64, _I64, _I32, _I64, _I64)
 _gin_get = _function("iris_gin_get", _I32, _I64, _I64, _I32, _I64, _I64, _I64)
 _gin_flush = _function("iris_gin_flush", _I32, _I64)
 _lsa_pointer = _function("iris_lsa_pointer", _I64, _I64, _I64, _I32)
+
+
+# -- ranks that are not reached ---------------------------------------------------------------------------------------
+_STATUS, _FAR = tl.constexpr(_layout.STATUS_WORD), tl.constexpr(int(_layout.MismatchCode.FAR))
+_PART, _RANK, _PEER, _ADDRESS, _NAME = (
+    tl.constexpr(int(word)) for word in (
+        _layout.Mismatch.CODE, _layout.Mismatch.RANK, _layout.Mismatch.PEER, _layout.Mismatch.ADDRESS,
+        _layout.Mismatch.OURS,
+    )
+)  # fmt: skip
+_NOWHERE = tl.constexpr(_layout.NOWHERE)
+
+
+@core.builtin
+def _is_checked(_semantic=None):
+    """Whether the kernel is compiled with debug=True; a constexpr."""
+    return core.constexpr(bool(_semantic.builder.options.debug))
+
+
+@core.builtin
+def _kernel_name(_semantic=None, _generator=None):
+    """Return the first 32 bytes of the kernel's name, as four numbers."""
+    name = _generator.module.get_entry_func_name().encode()
+    return tuple(map(core.constexpr, struct.unpack("<4q", name[:32].ljust(32, b"\0"))))
+
+
+@triton.jit
+def check_near(rank, peer, mask, heap_bases, world_size):
+    """Report an access to the heap of a rank on another node, which fails; on GPUs with debug=True, else free.
+
+    Args:
+        rank, peer: the caller; the rank whose heap is accessed, or a block of them.
+        mask: of the access, or None.
+        heap_bases, world_size: those of the context tensor.
+    """
+    if _is_checked():
+        status_word = tl.load(heap_bases + world_size + _STATUS)
+        if status_word != 0:
+            nowhere = tl.load(status_word.to(tl.pointer_type(tl.int64)) + _NOWHERE)
+            far = tl.where(tl.load(heap_bases + peer) == nowhere, peer, -1)
+            if mask is not None:
+                far = tl.where(tl.cast(mask, tl.int1), far, -1)
+            if far.type.is_block():
+                far = tl.max(far)
+            if far >= 0:
+                row = begin_report(status_word, _PART)
+                if row.to(tl.int64) != 0:
+                    name = _kernel_name()
+                    tl.store(row + (_RANK - _PART), rank)
+                    tl.store(row + (_PEER - _PART), far)
+                    tl.store(row + (_ADDRESS - _PART), 0)
+                    for word in tl.static_range(4):
+                        tl.store(row + (_NAME - _PART + word), name[word])
+                    publish_report(status_word, row, rank, _FAR, _PART)
+
+
+@cpu_entry(check_near)
+def _named_by_translation(program, rank, peer, mask, heap_bases, world_size):
+    """Do nothing: the CPU executor names the access, with its line."""
 
 
 # -- bytes and words of the heap --------------------------------------------------------------------------------------
