@@ -58,6 +58,22 @@ def test_the_program_of_another_page_prints_what_it_should(run_program, tmp_path
     assert run_program(tmp_path / "program.py") == [printed]
 
 
+def test_each_claim_of_the_comparison_has_its_source():
+    """A page of ours for Iris, and for the others one of theirs."""
+    header, _, *rows = re.search(r"## Beside others\n\n((?:\|.*\n)+)", README).group(1).splitlines()
+    sources, used = dict(re.findall(r"^(\[\d+\]): (https://\S+)$", README, re.MULTILINE)), set()
+    for row in rows:
+        name, *claims = (cell.strip() for cell in row.strip("|").split("|"))
+        assert len(claims) == header.count("|") - 2, name
+        for claim in claims:
+            found = re.fullmatch(r"\[[\w ,]+\](?:\((\S+)\)|(\[\d+\]))", claim)
+            assert found, f"{name}: {claim} has no source"
+            link, number = found.groups()
+            assert (link or sources[number]).startswith("docs/" if name == "Iris" else "https://"), f"{name}: {claim}"
+            used.add(number)
+    assert used - {None} == set(sources)
+
+
 def test_targets_of_make_and_commands_exist(capsys):
     targets, commands = (re.findall(rf"^{program} (\w+)", README, re.MULTILINE) for program in ("make", "iris"))
     assert targets
