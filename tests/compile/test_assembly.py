@@ -4,19 +4,18 @@ import functools
 import itertools
 import re
 
-import compile_language
-import compile_tiles
 import pytest
 import torch
 import triton
 import triton.language as tl
+from compile_language import kernel_cases, language_cases
 from cubins import resources
 from kernel_text import kernel_of
 from tables import table
 from triton.runtime import driver
 
 from iris_core.types import CompileCase, DeviceType
-from iris_gluon import IrisDeviceCtx, default_layout
+from iris_gluon import default_layout
 from iris_triton import language
 from iris_triton.collectives.nvls import nvls
 from iris_triton.collectives.packets.exchange import exchange
@@ -137,7 +136,7 @@ def test_nothing_is_read_before_the_wait_and_nothing_waits_for_peers_when_the_ne
     assert "bar.sync" in text[last : text.index("griddepcontrol.launch_dependents")]
 
 
-@table("target", ["sm_90", "gfx942", "gfx950"])
+@table("target", TARGETS)
 def test_without_it_nothing_is_there_and_signals_of_the_host_compile(target):
     """A release of the whole system; "add" is one atomic operation."""
     assert "griddepcontrol" not in assembly(barrier(target, EARLY=False))
@@ -223,16 +222,10 @@ def self_test_cases():
     ]
 
 
-def gluon_cases():
-    """Return a case for every device function in representative element types and for tiles."""
-    translated = functools.cache(functools.partial(in_gluon, default_layout=default_layout))
-    return [
-        *compile_language.language_cases(IrisDeviceCtx, functools.cache(in_gluon)),
-        *compile_tiles.compile_cases(IrisDeviceCtx, translated),
-    ]
-
-
-LISTS = {"triton": [*compile_language.compile_cases(), *self_test_cases()], "gluon": gluon_cases()}
+LISTS = {
+    "triton": [*language_cases("triton"), *kernel_cases(), *self_test_cases()],
+    "gluon": language_cases("gluon", functools.cache(functools.partial(in_gluon, default_layout=default_layout))),
+}
 
 SLOW_FOR_AMD = {"operation-ring-gradients"}
 """What takes AMD's compiler seconds, and has the device functions of ring attention: for AMD with --exhaustive."""
@@ -244,6 +237,11 @@ def family_of(case):
 
 
 FAMILIES = list(dict.fromkeys((of, family_of(case)) for of, cases in LISTS.items() for case in cases))
+
+
+@table("of", LISTS)
+def test_every_device_function_has_cases(of):
+    assert {(of, name) for name in language.__all__} <= set(FAMILIES)
 
 
 @pytest.mark.parametrize(("of", "family"), FAMILIES)
