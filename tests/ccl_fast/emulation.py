@@ -16,11 +16,11 @@ from iris_core.types import DeviceType
 from iris_triton import collectives
 from iris_triton.checker import benign_race
 from iris_triton.collectives.packets import arithmetic, mailbox, packet
-from iris_triton.collectives.parts.barrier import report_difference, report_overlap
+from iris_triton.collectives.parts.barrier import report_overlap
 from iris_triton.gemm.packet_norm import PacketNorm
 from iris_triton.gemm.packet_product import PacketProduct
 from iris_triton.interpreter.entries import cpu_entry
-from iris_triton.language.flags import spin
+from iris_triton.language.flags import report_difference, spin
 
 _EMPTY, _NOWHERE = packet.EMPTY, tl.constexpr(2**63 - 1)
 _MEMBERS, _ENDED = tl.constexpr(mailbox.MAX_MEMBERS), tl.constexpr(mailbox.MAX_PROGRAMS)

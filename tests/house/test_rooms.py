@@ -43,7 +43,7 @@ BUDGETS = {
     "iris_core/bench": 1200,
     "iris_core/ccl": 368,
     "iris_core/cli": 1615,
-    "iris_core/device": 1399,
+    "iris_core/device": 1416,
     "iris_core/dispatch": 3263,
     "iris_core/heap": 2666,
     "iris_core/nn": 848,
@@ -59,13 +59,13 @@ BUDGETS = {
     "iris_allocators/driver": 436,
     "iris_allocators/nccl": 225,
     "iris_allocators/vmem": 653,
-    "iris_triton/*.py": 1460,
-    "iris_triton/collectives": 4244,
+    "iris_triton/*.py": 1467,
+    "iris_triton/collectives": 4221,
     "iris_triton/checker": 4071,
     "iris_triton/demos": 151,
     "iris_triton/gemm": 2678,
     "iris_triton/interpreter": 3528,
-    "iris_triton/language": 1798,
+    "iris_triton/language": 1865,
     "iris_triton/rocm_iris": 1000,
     "iris_triton/testing": 578,
     "iris_triton/tiles": 1016,
@@ -102,7 +102,7 @@ FEATURES = {
         ("iris_triton.checker", "iris_triton.testing.checked", "iris_core.cli.check", "iris_core.cli.all_orders"),
     ),
 }  # fmt: skip
-REST = 37_967
+REST = 37_986
 """Lines of all else, at most; 38,000 were planned."""
 
 ENGINE = 4000

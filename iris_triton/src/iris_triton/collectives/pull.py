@@ -21,7 +21,7 @@ from iris_triton.collectives.parts import barrier as sync
 from iris_triton.collectives.parts.collective import PER_CALL, RUNTIME, KernelCollective, Plan
 from iris_triton.collectives.parts.elements import as_words, copy, item_nbytes
 from iris_triton.collectives.parts.sizes import blocks_for, carrier_of, pieces
-from iris_triton.language.flags import lanes_for
+from iris_triton.language.flags import lanes_for, report_difference
 
 _PARTS = ("in_step", "given", "out_step", "taken", "giver")
 _SIZES, _ROOMS = ("gives", "takes"), ("row_items", "in_rows", "out_rows")
@@ -74,7 +74,7 @@ def _compare_numbers(row, expected, said, status, rank, SIZE: tl.constexpr, GIVE
         peer = tl.max(tl.where(expected == said, -1, members), axis=0)
         if peer >= 0:
             ours, theirs = _of_member(expected, said, peer, SIZE)
-            sync.report_difference(status, rank, row.to(tl.int64), peer, ours, theirs, GIVEN, 0, _SPLITS)
+            report_difference(status, rank, row.to(tl.int64), peer, ours, theirs, GIVEN, 0, _SPLITS)
 
 
 @triton.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=(*PER_CALL, *_SIZES))

@@ -16,11 +16,11 @@ from iris_core.device.context_words import MismatchCode
 from iris_core.dispatch.team import ELEMENT_TYPES, Team
 from iris_core.errors import UnsupportedError
 from iris_core.types import CollectiveRequest, DeviceType
-from iris_triton.collectives.parts.barrier import elsewhere, publish, report_difference, take
+from iris_triton.collectives.parts.barrier import elsewhere, publish, take
 from iris_triton.collectives.parts.collective import RUNTIME, KernelCollective, Plan
 from iris_triton.collectives.parts.elements import as_words, copy_part
 from iris_triton.collectives.parts.sizes import blocks_for, carrier_of, layout_of
-from iris_triton.language.flags import await_flag
+from iris_triton.language.flags import await_flag, report_difference
 from iris_triton.launcher import BoundKernel
 
 # Words of a rank, for each peer and part.  The counters only grow, so a captured send can be replayed.

@@ -19,9 +19,9 @@ import triton.language as tl
 
 from iris_core.device.context_words import MismatchCode
 from iris_triton.collectives.experts import await_members, is_last, signal_members
-from iris_triton.collectives.parts.barrier import report_difference
 from iris_triton.context import DeviceContext
 from iris_triton.gemm.parts.attend import attend, programs_at_once, width_of, within
+from iris_triton.language.flags import report_difference
 from iris_triton.launcher import BoundKernels
 from iris_triton.tiles.protocol import wait_bound
 

@@ -24,7 +24,7 @@ _POLLING_LANES = tl.constexpr(32)  # lanes that poll a single flag: one warp, wh
 TIMED_OUT, _RANK, _PROGRAM, _ADDRESS, _EXPECTED, _LAST, _COMPARISON, _SENDER = (
     tl.constexpr(int(field)) for field in _layout.Status
 )
-WAITING = tl.constexpr(_layout.WAITING)
+WAITING, DIFFERENCE = tl.constexpr(_layout.WAITING), tl.constexpr(int(_layout.Mismatch.CODE))
 _WAIT_TIMEOUT, _CLAIMED = tl.constexpr(_layout.STATUS_WAIT_TIMEOUT), tl.constexpr(_layout.CLAIMED)
 _ROW, _ALARM = tl.constexpr(_layout.ROW), tl.constexpr(_layout.ALARM)
 _STAMP_CLOCK, _STAMP_RANK = tl.constexpr(_layout.STAMP_CLOCK), tl.constexpr(_layout.STAMP_RANK)
@@ -344,6 +344,24 @@ def report_wait(
         tl.store(row + _COMPARISON, _comparison_index(cmp))
         tl.store(row + _SENDER, SENDER)
         publish_report(status_word, row, rank, _WAIT_TIMEOUT, PART)
+
+
+@triton.jit
+def report_difference(status, rank, address, peer, ours, theirs, our_kind, their_kind, CODE: tl.constexpr):
+    """Report a member's different call in the status words, unless they already hold a report (all scalars).
+
+    Args:
+        status: address of the status words; 0 for none.
+        rank, address: the caller in the world; of a word of the team.
+        peer, ours, theirs, our_kind, their_kind, CODE: see `iris_core.device.context_words.Mismatch`.
+    """
+    status_word = tl.cast(status, tl.int64)
+    row = begin_report(status_word, DIFFERENCE)
+    if row.to(tl.int64) != 0:
+        words = (rank, peer, address, ours, theirs, our_kind, their_kind)
+        for word in tl.static_range(len(words)):
+            tl.store(row + 1 + word, words[word])
+        publish_report(status_word, row, rank, CODE, DIFFERENCE)
 
 
 @triton.jit

@@ -25,7 +25,7 @@ from iris_core.device import context_words as _layout
 from iris_core.errors import UnsupportedError
 from iris_triton._compat import core, linked_libraries
 from iris_triton.interpreter.entries import cpu_entry, cpu_entry_at
-from iris_triton.language.flags import begin_report, publish_report
+from iris_triton.language.flags import report_difference
 from iris_triton.language.sync import gather_stores
 
 SHIM, FUNCTIONS = "a_iris_nccl_", "b_nccl_device"  # the shim (and NCCL's version), NCCL's bitcode: linked in this order
@@ -90,14 +90,8 @@ _lsa_pointer = _function("iris_lsa_pointer", _I64, _I64, _I64, _I32)
 
 
 # -- ranks that are not reached ---------------------------------------------------------------------------------------
-_STATUS, _FAR = tl.constexpr(_layout.STATUS_WORD), tl.constexpr(int(_layout.MismatchCode.FAR))
-_PART, _RANK, _PEER, _ADDRESS, _NAME = (
-    tl.constexpr(int(word)) for word in (
-        _layout.Mismatch.CODE, _layout.Mismatch.RANK, _layout.Mismatch.PEER, _layout.Mismatch.ADDRESS,
-        _layout.Mismatch.OURS,
-    )
-)  # fmt: skip
-_NOWHERE = tl.constexpr(_layout.NOWHERE)
+_STATUS, _NOWHERE = tl.constexpr(_layout.STATUS_WORD), tl.constexpr(_layout.NOWHERE)
+_FAR = tl.constexpr(int(_layout.MismatchCode.FAR))
 
 
 @core.builtin
@@ -132,15 +126,8 @@ def check_near(rank, peer, mask, heap_bases, world_size):
             if far.type.is_block():
                 far = tl.max(far)
             if far >= 0:
-                row = begin_report(status_word, _PART)
-                if row.to(tl.int64) != 0:
-                    name = _kernel_name()
-                    tl.store(row + (_RANK - _PART), rank)
-                    tl.store(row + (_PEER - _PART), far)
-                    tl.store(row + (_ADDRESS - _PART), 0)
-                    for word in tl.static_range(4):
-                        tl.store(row + (_NAME - _PART + word), name[word])
-                    publish_report(status_word, row, rank, _FAR, _PART)
+                name = _kernel_name()
+                report_difference(status_word, rank, 0, far, name[0], name[1], name[2], name[3], _FAR)
 
 
 @cpu_entry(check_near)

@@ -15,11 +15,10 @@ two launches overlap on a device, as those of two graphs may, the second one rep
 import triton
 import triton.language as tl
 
-from iris_core.device.context_words import Mismatch, MismatchCode
-from iris_triton.language.flags import await_flags, begin_report, lanes_for, publish_report, set_flag, set_flags
+from iris_core.device.context_words import MismatchCode
+from iris_triton.language.flags import await_flags, lanes_for, report_difference, set_flag, set_flags
 from iris_triton.language.sync import gather_stores
 
-_PART, _RANK, _PEER, _ADDRESS, _OURS, _THEIRS, _OUR_KIND, _THEIR_KIND = (tl.constexpr(int(n)) for n in Mismatch)
 _KIND = tl.constexpr(int(MismatchCode.KIND))
 _OVERLAP = tl.constexpr(int(MismatchCode.OVERLAP))
 _COUNT_BITS = tl.constexpr(48)
@@ -93,28 +92,6 @@ def sent(row, member, SIZE: tl.constexpr):
 def sent_second(row, member, SIZE: tl.constexpr):
     """Load the second word that a member sent (scalar or block)."""
     return tl.load(row + 2 * SIZE + member)
-
-
-@triton.jit
-def report_difference(status, rank, address, peer, ours, theirs, our_kind, their_kind, CODE: tl.constexpr):
-    """Report a member's different call in the status words, unless they already hold a report (all scalars).
-
-    Args:
-        status: address of the status words; 0 for none.
-        rank, address: the caller in the world; of a word of the team.
-        peer, ours, theirs, our_kind, their_kind, CODE: see `iris_core.device.context_words.Mismatch`.
-    """
-    status_word = tl.cast(status, tl.int64)
-    row = begin_report(status_word, _PART)
-    if row.to(tl.int64) != 0:
-        tl.store(row + (_RANK - _PART), rank)
-        tl.store(row + (_PEER - _PART), peer)
-        tl.store(row + (_ADDRESS - _PART), address)
-        tl.store(row + (_OURS - _PART), ours)
-        tl.store(row + (_THEIRS - _PART), theirs)
-        tl.store(row + (_OUR_KIND - _PART), our_kind)
-        tl.store(row + (_THEIR_KIND - _PART), their_kind)
-        publish_report(status_word, row, rank, CODE, _PART)
 
 
 @triton.jit
