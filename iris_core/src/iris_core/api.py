@@ -228,12 +228,15 @@ class Iris(TensorFactories, OneSided):
         self._check_open()
         if stream is not None and not hasattr(stream, "synchronize"):
             raise TypeError(f"barrier: stream must be a torch stream or None, not {type(stream).__name__}")
-        if group is None:
-            self.heap.barrier_agreement(stream)
-        else:
-            members = self._world.members_of(group)
-            step = partial(self.heap.streams.synchronize, stream)
-            on_all_ranks(self._world.subworld(members), NOT_FINISHED, step, DeviceError, members)
+        try:
+            if group is None:
+                self.heap.barrier_agreement(stream)
+            else:
+                members = self._world.members_of(group)
+                step = partial(self.heap.streams.synchronize, stream)
+                on_all_ranks(self._world.subworld(members), NOT_FINISHED, step, DeviceError, members)
+        except DeviceError as stopped:
+            raise self._reports.error(at_end=True) or stopped from None  # a kernel may have said why
         if self._reports.alarm[0] != self._reports.heard:
             self._reports.raise_new()
 
