@@ -2,30 +2,25 @@
 
 import functools
 import itertools
+import math
 from dataclasses import dataclass, field, replace
 
 import torch
 from emulation import emulated
 
-from iris_core.providers.parts import dense, part_of
+from iris_core.dispatch.requests import REDUCING, ROOTED
+from iris_core.providers.parts import PARTED_IN, PARTED_OUT, dense
 from iris_core.testing.conformance import collective_jobs
-from iris_core.testing.conformance.collective_jobs import usual
-from iris_core.types import CollectiveRequest, DeviceTarget, DeviceType
+from iris_core.testing.conformance.collective_jobs import BITWISE, DTYPES
+from iris_core.types import REDUCIBLE, DeviceTarget, DeviceType
 from iris_triton.collectives import collectives
 from iris_triton.collectives.nvls import Nvls
 from iris_triton.collectives.packets.base import PacketCollective
 
-FLOATS = ("float32", "float16", "bfloat16", "float64")
-INTEGERS = ("int8", "uint8", "int16", "int32", "int64")
-REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 OPS = (*REDUCING, "all_gather", "all_to_all", "broadcast", "gather", "scatter")
-ROOTED = ("broadcast", "reduce", "gather", "scatter")
-MOVED = ("bool", "float8_e4m3fn", "complex64", "complex128")
-PLACES = (
-    "heap", "ordinary", "skewed", "strided", "strided ordinary", "gaps", "transposed", "input only", "output only",
-)  # fmt: skip
-"""Where tensors lie: on the heap; off it; on the heap at another offset on each rank, aligned to elements only; with
-gaps between elements, or rows; with columns one behind the other; only one of the two on the heap."""
+PLACES = (*collective_jobs.PLACES, "strided ordinary", "gaps", "transposed", "input only", "output only")
+"""Also with gaps between elements off the heap, or between rows; with columns one behind the other; only one of the
+two on the heap."""
 ENCODINGS = ("ll", "ll128", "sentinel")
 CHOSEN = tuple((op, None) for op in OPS)
 SMALL = "64KiB"
@@ -35,33 +30,57 @@ USUAL = ("pull", "one_shot", "two_shot")
 
 
 @dataclass(frozen=True)
-class Case:
+class Case(collective_jobs.Case):
     """One call."""
 
-    op: str
-    dtype: str = "float32"
-    reduction: str = "sum"
     shape: tuple = (7, 33)
-    place: str = "heap"
-    root: int = 0
-    in_place: bool = False
     stacked: bool = False  # (size, M, ...) instead of (size * M, ...)
     splits: str = ""  # "uneven", "one way" or "on device" for all_to_all
     layout: str = "torch"
     config: dict = field(default_factory=dict, hash=False)
-    jobs = "jobs_ccl"
+    jobs, exact = "jobs_ccl", True
 
-    def __str__(self):
-        parts = [self.op, self.dtype, str(self.shape), self.place]
-        parts += [self.reduction] * (self.op in REDUCING) + ["in place"] * self.in_place + [self.splits, self.layout]
-        return " ".join(filter(None, [*parts, f"root {self.root}" * (self.op in ROOTED), str(self.config or "")]))
+    def rows(self, size):
+        """How many rows each rank has for each other: a matrix whose rows add up to different numbers, with zeros."""
+        rows = self.shape[0]
+        if self.splits == "one way":  # from the last rank to all, and nothing from the others
+            return [[rows * (i == size - 1)] * size for i in range(size)]
+        return [[(3 * i + 5 * j) % 4 * rows // 16 for j in range(size)] for i in range(size)]
 
+    def shapes(self, rank, size):
+        """Of the input and the output."""
+        if self.splits:
+            given, taken = self.rows(size)[rank], [row[rank] for row in self.rows(size)]
+            return (sum(given), *self.shape[1:]), (sum(taken), *self.shape[1:])
+        if self.layout == "columns":
+            return ((self.shape[0], self.shape[1] * size),) * 2
+        whole = (size, *self.shape) if self.stacked else (size * math.prod(self.shape[:1]), *self.shape[1:])
+        return tuple(whole if self.op in ops else self.shape for ops in (PARTED_IN, PARTED_OUT))
 
-def reductions(dtype):
-    common = ("sum", "product", "min", "max")
-    if dtype in FLOATS:
-        return (*common, "avg")
-    return (*common, "band", "bor", "bxor") if dtype == "bool" else (*common, "band", "bor", "bxor", "avg")
+    def strides(self, shape):
+        if self.place == "transposed" and len(shape) == 2:
+            return 1, shape[0]
+        if self.place == "gaps":
+            return (*(2 * each for each in dense(shape)[:-1]), 1)
+        return tuple((2 if "strided" in self.place else 1) * each for each in dense(shape))
+
+    def sides(self, rank, size):
+        off_heap = [{"ordinary", "strided ordinary", each} for each in ("output only", "input only")]
+        shapes = self.shapes(rank, size)
+        return [(x, self.strides(x), self.place not in off) for x, off in zip(shapes, off_heap, strict=True)]
+
+    def expected(self, inputs, wide=None):
+        size, is_columns = len(inputs), self.layout == "columns"
+        if not self.splits and not is_columns:
+            return super().expected(list(map(torch.atleast_1d, inputs)), wide)
+        rows = self.rows(size)
+        parts = [x.chunk(size, 1) if is_columns else x.split(each) for x, each in zip(inputs, rows, strict=True)]
+        return [torch.cat(each, int(is_columns)) for each in zip(*parts, strict=True)]
+
+    def request(self, rank, members, target, **options):
+        options |= {"layout": self.layout, "uneven": bool(self.splits), "aligned": True}
+        options["config"] = {name: value for name, value in self.config.items() if name != "algorithm"}
+        return super().request(rank, members, target, **options)
 
 
 @functools.cache
@@ -96,14 +115,15 @@ def several(kind):
 def reducing_cases(each=None, known=CHOSEN):
     """Every kind that reduces with every dtype and reduction; with so many reductions each, in turn, if said."""
     reducing = [kind for kind in known if kind[0] in REDUCING]
-    for number, (kind, dtype) in enumerate(itertools.product(reducing, (*FLOATS, *INTEGERS, "bool"))):
-        options = reductions(dtype)
+    for number, (kind, dtype) in enumerate(itertools.product(reducing, REDUCIBLE)):
+        options = ["sum", "product", "min", "max"]
+        options += BITWISE * (not getattr(torch, dtype).is_floating_point) + ("avg",) * (dtype != "bool")
         for i in range(each or len(options)):
             yield of(kind, dtype, reduction=options[(number + i) % len(options)], shape=(5, 3))
 
 
 def moving_cases(known=CHOSEN):
-    for number, (kind, dtype) in enumerate(itertools.product(known, (*FLOATS, *INTEGERS, *MOVED))):
+    for number, (kind, dtype) in enumerate(itertools.product(known, (*DTYPES, "complex128"))):
         if kind[0] not in REDUCING:
             yield of(kind, dtype, shape=(5, 16), place=("heap", "gaps", "ordinary")[number % 3])
 
@@ -184,71 +204,9 @@ def sequence_cases(family):
             yield of(kind, shape=shape, config={"num_warps": 4, "comm_sms": programs})
 
 
-def data(case, rank, size, turn=0):
-    """A rank's input, contiguous and on the CPU: small integers, of which all results are exact in any order."""
-    generator, dtype = torch.Generator().manual_seed(97 * turn + rank), getattr(torch, case.dtype)
-    if dtype.is_floating_point or dtype.is_complex or dtype.is_signed:
-        low, high = (1, 3) if case.reduction == "product" else (-4, 5)
-    else:
-        low, high = 0, 2 if case.dtype == "bool" else 7
-    return torch.randint(low, high, input_shape(case, rank, size), generator=generator).to(torch.float32).to(dtype)
-
-
-def row_splits(case, size):
-    """How many rows each rank has for each other: a matrix whose rows add up to different numbers, with zeros."""
-    rows = case.shape[0]
-    if case.splits == "one way":  # from the last rank to all, and nothing from the others
-        return [[rows * (i == size - 1)] * size for i in range(size)]
-    return [[(3 * i + 5 * j) % 4 * rows // 16 for j in range(size)] for i in range(size)]
-
-
-def input_shape(case, rank, size):
-    if case.splits:
-        return (sum(row_splits(case, size)[rank]), *case.shape[1:])
-    if case.layout == "columns":
-        return (case.shape[0], case.shape[1] * size)
-    return whole(case, size) if case.op in ("reduce_scatter", "all_to_all", "scatter") else case.shape
-
-
-def output_shape(case, rank, size):
-    if case.splits:
-        return (sum(row[rank] for row in row_splits(case, size)), *case.shape[1:])
-    if case.layout == "columns":
-        return (case.shape[0], case.shape[1] * size)
-    return whole(case, size) if case.op in ("all_gather", "all_to_all", "gather") else case.shape
-
-
-def whole(case, size):
-    """Shape of one part for each member."""
-    return (size, *case.shape) if case.stacked else (size * case.shape[0], *case.shape[1:])
-
-
-def expected(case, rank, inputs):
-    size = len(inputs)
-    if case.layout == "columns":
-        return torch.cat([each.chunk(size, dim=1)[rank] for each in inputs], dim=1)
-    if case.splits:
-        splits = row_splits(case, size)
-        return torch.cat([each.split(split)[rank] for each, split in zip(inputs, splits, strict=True)])
-    inputs = [torch.atleast_1d(each) for each in inputs]
-    found = collective_jobs.expected(usual(case.op, reduction=case.reduction, root=case.root), inputs)[rank]
-    return found.to(inputs[0].dtype).reshape(output_shape(case, rank, size))
-
-
 def request(case, size, **changes):
     """What an algorithm is asked on rank 0, as far as `supports` may look."""
-    step, is_dense = 2 if "strided" in case.place else 1, case.place in PLACES[:3] + PLACES[-2:]
-    sides = []
-    for shape, elsewhere in ((input_shape(case, 0, size), "output only"), (output_shape(case, 0, size), "input only")):
-        stride = tuple(step * each for each in dense(shape))
-        stride = stride[::-1] if case.place == "transposed" and len(shape) == 2 else stride
-        stride = (*(2 * each for each in stride[:-1]), 1) if case.place == "gaps" else stride
-        sides.append((shape, stride, is_dense and case.place not in ("ordinary", elsewhere)))
-    options = {"layout": case.layout, "uneven": bool(case.splits), "in_place": case.in_place, "root": case.root}
-    options |= {"config": {name: value for name, value in case.config.items() if name != "algorithm"}, "aligned": True}
-    options |= {"reduction": case.reduction} if case.op in REDUCING else {}
-    of = CollectiveRequest(case.op, (), case.dtype, 0, 0, size, DeviceTarget(DeviceType.CPU), members=range(size))
-    return replace(part_of(of, case.op, *sides, **options), **{"nbytes": 4096, **changes})
+    return replace(case.request(0, range(size), DeviceTarget(DeviceType.CPU)), **changes)
 
 
 def served(cases, size):

@@ -3,23 +3,19 @@
 import contextlib
 import functools
 import importlib
-import itertools
-import math
 import random
 import time
 
 import delays
 import torch
 import torch.distributed as dist
-from ccl_cases import OPS, REDUCING, ROOTED, data, expected, input_shape, output_shape, row_splits
+from ccl_cases import OPS, REDUCING, ROOTED
 from emulation import emulation
 from jobs_common import environment
 
 from iris_core import Iris
 from iris_core.ccl import Config, ReduceOp
-
-POISON = 0xA5
-"""In every byte beside the elements of tensors."""
+from iris_core.testing.conformance import collective_jobs
 
 
 def on_heap(nbytes, *, deterministic=None, packets=False, **variables):
@@ -46,83 +42,34 @@ def total(ctx, count=6, **how):
     return out.unique().tolist()
 
 
-class Tensors:
-    """Input and output of a rank where a case wants them; made in the same order on every rank."""
+class Tensors(collective_jobs.Tensors):
+    """Input and output of a rank where a case wants them; a broadcast of `ctx.ccl` has one tensor."""
 
     def __init__(self, ctx, case, rank, size):
-        self.case, self.rank, self.size, self._ctx = case, rank, size, ctx
-        shapes = [(input_shape(case, r, size), output_shape(case, r, size)) for r in range(size)]
-        self._most = max(map(math.prod, itertools.chain(*shapes)))  # of any rank: allocations must be alike
-        self._made = []  # bytes, and which of them are no element's
-        in_shape, out_shape = shapes[rank]
-        if case.in_place and case.op in ("all_gather", "gather"):
-            self.out = self._make("input only", out_shape)
-            self.inp = self.out.view(size, *case.shape)[rank]
-        else:
-            self.inp = self._make("output only", in_shape)
-            if case.in_place and case.op in ("reduce_scatter", "scatter"):
-                self.out = self.inp.view(size, *case.shape)[rank]
-            else:
-                self.out = self.inp if case.in_place else self._make("input only", out_shape)
-
-    def _make(self, other_only, shape):
-        """A tensor that lies on the heap, unless the case's place is off it, or that of the other one only."""
-        dtype = getattr(torch, self.case.dtype)
-        step = 2 if "strided" in self.case.place or self.case.place == "gaps" else 1
-        lead = 3 + 5 * self.rank if self.case.place == "skewed" else 0
-        nbytes = (step * self._most + 3 + 5 * self.size) * dtype.itemsize
-        make = torch.empty if self.case.place in ("ordinary", "strided ordinary", other_only) else self._ctx.empty
-        raw = make(nbytes, dtype=torch.uint8, device=self._ctx.device).fill_(POISON)
-        count = math.prod(shape)
-
-        def inside(raw):
-            raw = raw.view(dtype)[lead:]
-            if self.case.place == "transposed" and len(shape) == 2:
-                return raw[:count].view(shape[1], shape[0]).t()
-            every = slice(shape[-1]) if self.case.place == "gaps" else slice(None, None, step)
-            return raw[: step * count].view(*shape[:-1], step * shape[-1])[..., every] if shape else raw[0]
-
-        inside(beside := torch.ones_like(raw)).zero_()
-        self._made.append((raw, beside.bool()))
-        return inside(raw)
-
-    def are_surroundings_whole(self):
-        """Whether the bytes behind the tensors and between their elements are as they were made."""
-        return all(bool((raw == POISON)[beside].all()) for raw, beside in self._made)
+        super().__init__(ctx, case, rank, size)
+        self.inp = self.out if case.op == "broadcast" else self.inp
 
     @property
     def operands(self):
-        return (self.inp,)
-
-    def fill(self, turn):
-        """New data in the input, something else in the output; returns the inputs of all ranks."""
-        inputs = [data(self.case, r, self.size, turn) for r in range(self.size)]
-        if not self.case.in_place:
-            self.out.copy_(torch.ones((), dtype=torch.float32).to(self.out.dtype).expand(self.out.shape))
-        if self.case.op == "broadcast" and self.rank == self.case.root:
-            self.out.copy_(inputs[self.rank])
-        self.inp.copy_(inputs[self.rank])
-        return inputs
+        return () if self.inp is self.out else (self.inp,)
 
 
 def call(ctx, case, tensors, group=None, members=None, async_op=False):
     """Call the operation; `members` are the world's ranks in the group's order."""
     members = members or list(range(ctx.num_ranks))
     kwargs = {"group": group, "async_op": async_op, "config": Config(**case.config) if case.config else None}
-    out, inp, op, root = tensors.out, tensors.inp, ReduceOp[case.reduction.upper()], members[case.root]
-    if ctx.cur_rank != root:
-        out, inp = None if case.op in ("reduce", "gather") else out, None if case.op == "scatter" else inp
-    given = (out,) if case.op == "broadcast" else (out, inp)
-    given += (root,) * (case.op in ROOTED) + (op,) * (case.op in REDUCING)
+    given = (tensors.out,) if case.op == "broadcast" else tensors.passed
+    given += (members[case.root],) * (case.op in ROOTED)
+    given += (ReduceOp[case.reduction.upper()],) * (case.op in REDUCING)
     if case.op == "all_to_all":
         kwargs["layout"] = case.layout
     if case.splits:
-        matrix = row_splits(case, tensors.size)
+        matrix = case.rows(tensors.size)
         kwargs["input_split_sizes"] = matrix[tensors.rank]
         kwargs["output_split_sizes"] = [row[tensors.rank] for row in matrix]
         if case.splits == "on device":
             if not hasattr(tensors, "given"):  # a graph knows where they are
-                tensors.given = torch.tensor(kwargs["input_split_sizes"], device=inp.device)
+                tensors.given = torch.tensor(kwargs["input_split_sizes"], device=tensors.inp.device)
                 tensors.taken = torch.zeros_like(tensors.given)
             kwargs |= {"input_split_sizes": tensors.given, "output_split_sizes": tensors.taken}
     return getattr(ctx.ccl, case.op)(*given, **kwargs)
@@ -130,18 +77,10 @@ def call(ctx, case, tensors, group=None, members=None, async_op=False):
 
 def verify(case, tensors, inputs, what=""):
     """What is wrong with the output (and the input); an empty list if nothing is."""
-    rank, size, wrong = tensors.rank, tensors.size, []
-    if case.op not in ("reduce", "gather") or rank == case.root:
-        want, got = expected(case, rank, inputs), tensors.out.cpu()
-        if not torch.equal(bits(got), bits(want)):
-            wrong.append(f"got {got.flatten()[:8]}, not {want.flatten()[:8]}")
-    if case.splits == "on device" and tensors.taken.tolist() != [row[rank] for row in row_splits(case, size)]:
-        wrong.append(f"received the sizes {tensors.taken.tolist()}")
-    if not case.in_place and not torch.equal(bits(tensors.inp.cpu()), bits(inputs[rank])):
-        wrong.append("has another input than before")
-    if not tensors.are_surroundings_whole():
-        wrong.append("has other memory than before beside its tensors")
-    return [f"{case}{what}: rank {rank} of {size} {text}" for text in wrong]
+    rank, size, wrong = tensors.rank, tensors.size, tensors.wrong(inputs)
+    if case.splits == "on device" and tensors.taken.tolist() != [row[rank] for row in case.rows(size)]:
+        wrong["sizes"] = f"received the sizes {tensors.taken.tolist()}"
+    return [f"{case}{what}: rank {rank} of {size}: {text}" for text in wrong.values()]
 
 
 def bits(tensor):

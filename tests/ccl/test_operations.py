@@ -3,10 +3,12 @@
 import ccl_cases
 import jobs_sequences as jobs
 import pytest
-from ccl_cases import ENCODINGS, FLOATS, OPS, SMALL, Case, kinds, moving_cases, reducing_cases, served
+from ccl_cases import ENCODINGS, OPS, SMALL, Case, kinds, moving_cases, reducing_cases, served
 from devices import unprobed
 from jobs_ccl import run_cases
 from rank_counts import rank_counts
+
+from iris_core.types import REDUCIBLE
 
 NAMED = ("portable", *ENCODINGS)
 FAMILIES = ("", *NAMED, "nvls")
@@ -115,7 +117,7 @@ def test_what_each_algorithm_serves(family):
     cases += [*ccl_cases.place_cases(known), *ccl_cases.way_cases(4, known), *ccl_cases.piece_cases(known)]
     if family == "sentinel":
         splits = ("heap", "skewed", "output only")
-        cases = [case for case in cases if case.dtype in FLOATS[:3]]
+        cases = [case for case in cases if case.dtype in REDUCIBLE[:3]]
         cases = [case for case in cases if "split" not in case.config["algorithm"] or case.place in splits]
     sparse = "strided", "strided ordinary", "gaps", "transposed"
     cases = [case for case in cases if case.config["algorithm"] != "copy_engine" or case.place not in sparse]

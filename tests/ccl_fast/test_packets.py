@@ -30,7 +30,6 @@ from iris_core.dispatch.choice import Chooser, Tables
 from iris_core.dispatch.tables import read_table
 from iris_core.protocols import Collective
 from iris_core.testing import CollectiveConformance
-from iris_core.testing.conformance.collective_jobs import usual
 from iris_core.testing.conformance.plugin import member_problems
 from iris_core.types import DeviceTarget, DeviceType
 from iris_triton import interpreter
@@ -54,8 +53,7 @@ ALGORITHMS = {(each.op, each.name): each for each in fast_collectives()}
 def test_every_packet_has_a_thread_while_programs_are_left(op, name, size, nbytes):
     count = nbytes // size * size // 2 // (1 if op in ("all_reduce", "reduce", "broadcast") else size)
     target = DeviceTarget(DeviceType.CUDA, 0, "sm_90")
-    request = usual(op, dtype="bfloat16", shape=(count,)).request(0, range(size), target)
-    request = dataclasses.replace(request, options={**request.options, "aligned": True, "config": {}})
+    request = Case(op, "bfloat16", shape=(count,)).request(0, range(size), target)
     packets = ALGORITHMS[op, name]._packets(request)
     shape = shape_for(request, packets, *name.split("_", 1))
     programs, warps = shape.programs, shape.options["num_warps"]
@@ -121,7 +119,7 @@ def test_models_come_near_what_was_measured(path, tmp_path, monkeypatch):
     compared = 0
     for op in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
         for nbytes in (1 << shift for shift in range(9, 29, 2)):
-            call = usual(op, dtype="bfloat16", shape=(nbytes // 2,))
+            call = Case(op, "bfloat16", shape=(nbytes // 2,))
             call = call.request(0, range(table.group_size), DeviceTarget(DeviceType.CUDA))
             call = dataclasses.replace(call, nbytes=nbytes, shape=(nbytes // 2,))
             entries = known.nearest(call).entries

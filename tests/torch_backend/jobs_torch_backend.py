@@ -303,7 +303,7 @@ def promising_bits(store):
     flags = torch.ones(3, dtype=torch.bool)
     dist.all_reduce(flags)  # gloo's, in whatever order
     assert flags.all()
-    case = Case("all_reduce", dtype="bfloat16", reduction="sum")
+    case = Case("all_reduce", "bfloat16")
     inputs = [source(case, each, 0, size) for each in range(size)]
     x = inputs[rank].clone()
     dist.all_reduce(x)

@@ -13,7 +13,7 @@ import functools
 import torch
 
 from iris_core.dispatch.requests import REDUCING
-from iris_core.testing.conformance.collective_jobs import ARITHMETIC, BITWISE, COMBINE, DTYPES, INTEGERS, OPS, content
+from iris_core.testing.conformance.collective_jobs import ARITHMETIC, BITWISE, COMBINE, DTYPES, OPS, content
 from iris_core.types import Availability, DeviceType
 
 _CHUNKS = ("reduce_scatter", "scatter")  # of what is made of the inputs, every rank gets one
@@ -69,7 +69,7 @@ class Exchange:
             return Availability.no("it has no layouts and no settings")
         if self.op in REDUCING:
             reduction = options.get("reduction", "sum")
-            known = ("sum", *ARITHMETIC) + (BITWISE if request.dtype in INTEGERS else ())
+            known = ("sum", *ARITHMETIC) + (BITWISE if "int" in request.dtype else ())
             if reduction not in known:
                 return Availability.no(f"it does {', '.join(known)} and not {reduction!r} on {request.dtype}")
         return Availability.yes()

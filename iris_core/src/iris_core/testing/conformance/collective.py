@@ -16,7 +16,7 @@ from iris_core.dispatch.requests import REDUCING
 from iris_core.settings import ORDINARY_CHECKS
 from iris_core.testing.conformance import collective_jobs as jobs
 from iris_core.testing.conformance import stack_jobs
-from iris_core.testing.conformance.collective_jobs import OPS, Case, cases, usual
+from iris_core.testing.conformance.collective_jobs import OPS, Case, cases
 from iris_core.testing.conformance.plugin import PluginConformance, RankPool, needs, no_problems
 from iris_core.types import Availability, CollectiveRequest, DeviceTarget, DeviceType, PluginInfo, PluginKind
 from iris_core.world.launch import RankError
@@ -60,7 +60,7 @@ class CollectiveConformance(PluginConformance):
     def test_host_supports_something(self, collective: Any, info: PluginInfo) -> None:
         """On each type of device that it names, an everyday call."""
         for device in info.devices:
-            requests = [usual(collective.op).request(0, range(size), DeviceTarget(device)) for size in _GROUP_SIZES]
+            requests = [Case(collective.op).request(0, range(size), DeviceTarget(device)) for size in _GROUP_SIZES]
             answers = [collective.supports(request) for request in requests]
             assert any(answers), f"on {device}: {answers[1].reason}"
 
@@ -92,7 +92,7 @@ class CollectiveConformance(PluginConformance):
             of = dataclasses.replace(world, ranks=size)
             calls = tuple(each for each in cases(collective.op, size) if self._answer(collective, each, of))
             found += _run(pool, of, calls) if calls else []
-        needs(found, self._answer(collective, usual(collective.op), world).reason)
+        needs(found, self._answer(collective, Case(collective.op), world).reason)
         said = [outcome[promise] for outcomes in found for outcome in outcomes if promise in outcome]
         needs(said, f"this operation or this algorithm does not promise {promise}")
         no_problems(said)
@@ -139,7 +139,7 @@ class CollectiveConformance(PluginConformance):
 
     def _usual(self, collective: Any, setup: stack_jobs.Setup, **changes: Any) -> Case:
         """Return an everyday call; the test is skipped where it is not supported."""
-        case = usual(collective.op, **changes)
+        case = Case(collective.op, **changes)
         needs(answer := self._answer(collective, case, setup), f"{case}: {answer.reason}")
         return case
 

@@ -11,19 +11,18 @@ import functools
 import gc
 import hashlib
 import math
-import operator
 import os
 import pathlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 
 from iris_core.dispatch import requests
 from iris_core.dispatch.requests import ALL_HAVE_INPUT, ALL_HAVE_OUTPUT, ALL_IN_PLACE, BITWISE_OPS, REDUCING, ROOTED
-from iris_core.providers.parts import PARTED_IN, PARTED_OUT, dense, part_of
+from iris_core.providers.parts import PARTED_IN, PARTED_OUT, Side, dense, part_of
 from iris_core.testing.conformance.plugin_jobs import create, installed
 from iris_core.testing.conformance.stack_jobs import Setup
 from iris_core.types import REDUCIBLE, CollectiveRequest, DeviceTarget, PluginKind, ReduceOp
@@ -31,13 +30,12 @@ from iris_core.types import REDUCIBLE, CollectiveRequest, DeviceTarget, PluginKi
 OPS = tuple(op for op in requests.OPS if op not in requests.POINT_TO_POINT)
 REPLICATED = ("all_reduce", "all_gather", "broadcast")  # every rank gets the same
 SHAPES = ((0,), (1,), (5,), (7, 33), (1003,), (40_001,))
-INTEGERS = tuple(name for name in REDUCIBLE if name != "bool" and not getattr(torch, name).is_floating_point)
-DTYPES = (*REDUCIBLE, "complex64", "float8_e4m3fn")
+DTYPES = (*REDUCIBLE, "float8_e4m3fn", "complex64")
 BITWISE = tuple(op.name.lower() for op in BITWISE_OPS)
 ARITHMETIC = tuple(op.name.lower() for op in ReduceOp if op not in (ReduceOp.SUM, *BITWISE_OPS))  # SUM is usual
-PLACES = ("heap", "skewed", "ordinary", "strided")
-"""Where tensors lie: on the heap; there, but elsewhere on each rank and aligned to an element only; in ordinary memory;
-on the heap with a gap after each element."""
+PLACES = ("heap", "ordinary", "skewed", "strided")
+"""Where tensors lie: on the heap; in ordinary memory; on the heap at another offset on each rank, aligned to an element
+only; on the heap with a gap after each element."""
 
 PROMISES = ("results", "agreement", "input", "surroundings", "work", "memory", "bits")
 STRANGER_WAITS_S = 15.0
@@ -45,7 +43,6 @@ _WORK_TIMEOUT_S = 20.0
 _SLOW_S = 0.1
 _LEAD_NBYTES = 256  # before and after each tensor
 _POISON = 0xA5
-_USED = operator.attrgetter("num_blocks", "peak")  # of the heap's stats: what a launch must leave as it is
 
 Outcome = dict[str, str]  # what is wrong, by promise; without those that are not given
 
@@ -55,94 +52,86 @@ class Case:
     """One call of a collective."""
 
     op: str
-    shape: tuple[int, ...] = (1003,)  # of a chunk; some operations have one for each rank
     dtype: str = "float32"
-    reduction: str = ""
-    root: int = 0  # in the group
+    reduction: str = "sum"  # if it reduces
+    shape: tuple[int, ...] = (1003,)  # of a chunk; some operations have one for each rank
     place: str = "heap"  # one of PLACES
+    root: int = 0  # in the group
     in_place: bool = False
     members: tuple[int, ...] = ()  # ranks of the world that take part; empty: all
-
-    def __str__(self) -> str:
-        words = [self.op, self.reduction, self.dtype, str(list(self.shape)), self.place]
-        words += ["in place"] * self.in_place + [f"root {self.root}"] * (self.op in ROOTED)
-        return " ".join(word for word in words if word)
+    exact: ClassVar[bool] = False  # whether it reduces small integers, whose results are the same in any order
 
     def has(self, rank: int) -> tuple[bool, bool]:
         """Whether a rank of the group has an input, and an output."""
         is_root = rank == self.root
         return self.op in ALL_HAVE_INPUT or is_root, self.op in (*ALL_HAVE_OUTPUT, "broadcast") or is_root
 
-    def shapes(self, size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Shapes of an input and of an output in a group of this size."""
-        inp, out = ((size if self.op in ops else 1) * self.shape[0] for ops in (PARTED_IN, PARTED_OUT))
-        return (inp, *self.shape[1:]), (out, *self.shape[1:])
+    def sides(self, rank: int, size: int) -> list[Side]:
+        """Shape and strides of a rank's input and output in a group of this size, and whether they are on the heap."""
+        step, on_heap = 2 if self.place == "strided" else 1, self.place != "ordinary"
+        shapes = [((size if self.op in ops else 1) * self.shape[0], *self.shape[1:]) for ops in (PARTED_IN, PARTED_OUT)]
+        return [(shape, tuple(step * each for each in dense(shape)), on_heap) for shape in shapes]
 
-    def request(self, rank: int, members: Sequence[int], target: DeviceTarget) -> CollectiveRequest:
+    def expected(self, inputs: Sequence[torch.Tensor], wide: torch.dtype | None = None) -> Sequence[torch.Tensor]:
+        """Return what each rank of the group gets for these inputs; reductions as `wide`, or else float64 or int64."""
+        size = len(inputs)
+        if self.op in REDUCING:
+            wide = wide or (torch.float64 if inputs[0].is_floating_point() else torch.int64)
+            whole = functools.reduce(COMBINE[self.reduction], [each.to(wide) for each in inputs])
+            whole = whole / size if self.reduction == "avg" else whole
+        elif self.op == "all_to_all":
+            whole = torch.cat([each.tensor_split(size)[rank] for rank in range(size) for each in inputs])
+        else:
+            whole = inputs[self.root] if self.op in ("broadcast", "scatter") else torch.cat(list(inputs))
+        return whole.tensor_split(size) if self.op in PARTED_IN else [whole] * size
+
+    def request(self, rank: int, members: Sequence[int], target: DeviceTarget, **options: Any) -> CollectiveRequest:
         """Describe the call of a rank of the group as the core does; `members` are ranks of the world, in its order."""
-        size, step = len(members), 2 if self.place == "strided" else 1
+        size = len(members)
         inp, out = (
-            (shape, tuple(step * each for each in dense(shape)), self.place in ("heap", "skewed")) if is_there else None
-            for shape, is_there in zip(self.shapes(size), self.has(rank), strict=True)
+            (shape, strides, on_heap and strides == dense(shape)) if is_there else None
+            for (shape, strides, on_heap), is_there in zip(self.sides(rank, size), self.has(rank), strict=True)
         )
-        options: dict[str, Any] = {"reduction": self.reduction} if self.op in REDUCING else {}
+        options |= {"reduction": self.reduction} if self.op in REDUCING else {}
         options |= {"root": self.root} if self.op in ROOTED else {}
         of = CollectiveRequest(self.op, (), self.dtype, 0, rank, size, target, members=tuple(members))
         return part_of(of, self.op, inp, out, in_place=self.in_place, **options)
 
 
-def usual(op: str, **changes: Any) -> Case:
-    """Return an everyday call of an operation."""
-    return replace(Case(op, reduction="sum" if op in REDUCING else ""), **changes)
-
-
 def cases(op: str, size: int) -> list[Case]:
     """Return every shape, dtype, reduction, root and place, and a call in place, all else being as usual."""
-    found = [usual(op, shape=shape) for shape in SHAPES]
-    found += [usual(op, dtype=dtype) for dtype in DTYPES if op not in REDUCING or dtype in set(REDUCIBLE) - {"bool"}]
-    found += [usual(op, place=place) for place in PLACES[1:]]
-    found += [usual(op, dtype="int8", shape=(7, 33), place=place) for place in PLACES[1:]]
-    found += [usual(op, in_place=True)] * (op in ALL_IN_PLACE)
-    found += [usual(op, root=root) for root in range(1, size) if op in ROOTED]
+    found = [Case(op, shape=shape) for shape in SHAPES]
+    found += [Case(op, dtype) for dtype in DTYPES if op not in REDUCING or dtype in set(REDUCIBLE) - {"bool"}]
+    found += [Case(op, place=place) for place in PLACES[1:]]
+    found += [Case(op, "int8", shape=(7, 33), place=place) for place in PLACES[1:]]
+    found += [Case(op, in_place=True)] * (op in ALL_IN_PLACE)
+    found += [Case(op, root=root) for root in range(1, size) if op in ROOTED]
     if op in REDUCING:
-        found += [usual(op, dtype=dtype, reduction=each) for dtype in ("bfloat16", "float32") for each in ARITHMETIC]
-        found += [usual(op, dtype="int32", reduction=each) for each in ("product", "min", "max")]
-        found += [usual(op, dtype=dtype, reduction=each) for dtype in ("uint8", "int64") for each in BITWISE]
+        found += [Case(op, dtype, each) for dtype in ("bfloat16", "float32") for each in ARITHMETIC]
+        found += [Case(op, "int32", each) for each in ("product", "min", "max")]
+        found += [Case(op, dtype, each) for dtype in ("uint8", "int64") for each in BITWISE]
     return list(dict.fromkeys(found))
 
 
 def source(case: Case, rank: int, turn: int, size: int) -> torch.Tensor:
     """Return a rank's input (on the CPU, contiguous): different between ranks, turns and neighbours."""
     generator = torch.Generator().manual_seed(1000 * turn + rank)
-    shape, dtype = case.shapes(size)[0], getattr(torch, case.dtype)
+    shape, dtype = case.sides(rank, size)[0][0], getattr(torch, case.dtype)
     if case.op not in REDUCING:
         numbers = torch.randint(0, 256, (math.prod(shape) * dtype.itemsize,), generator=generator, dtype=torch.uint8)
         return ((numbers & 1) if case.dtype == "bool" else numbers).view(dtype).reshape(shape)
-    if dtype.is_floating_point:
+    if dtype.is_floating_point and not case.exact:
         numbers = torch.rand(shape, generator=generator, dtype=torch.float64) + 0.5
         return (numbers * (torch.randint(0, 2, shape, generator=generator) * 2 - 1)).to(dtype)
-    return torch.randint(1, 4, shape, generator=generator).to(dtype)  # sums fit into 8 bits, products into 32
-
-
-def expected(case: Case, inputs: Sequence[torch.Tensor], wide: torch.dtype | None = None) -> Sequence[torch.Tensor]:
-    """Return what each rank of the group gets for these inputs; reductions as `wide`, or else float64 or int64."""
-    size = len(inputs)
-    if case.op in REDUCING:
-        wide = wide or (torch.float64 if inputs[0].is_floating_point() else torch.int64)
-        whole = functools.reduce(COMBINE[case.reduction], [each.to(wide) for each in inputs])
-        whole = whole / size if case.reduction == "avg" else whole
-    elif case.op == "all_to_all":
-        whole = torch.cat([each.tensor_split(size)[rank] for rank in range(size) for each in inputs])
-    else:
-        whole = inputs[case.root] if case.op in ("broadcast", "scatter") else torch.cat(list(inputs))
-    return whole.tensor_split(size) if case.op in PARTED_IN else [whole] * size
+    low, high = (1, 3) if case.reduction == "product" and dtype.is_signed else (-4 * dtype.is_signed, 5)
+    return torch.randint(low, high, shape, generator=generator).to(dtype)
 
 
 def promised(case: Case, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return what each rank of the group gets from a `deterministic` algorithm, to the bit."""
     dtype = inputs[0].dtype
     wide = torch.float32 if dtype.is_floating_point and dtype.itemsize < 4 else dtype
-    return [each.to(dtype) for each in expected(case, inputs, wide)]
+    return [each.to(dtype) for each in case.expected(inputs, wide)]
 
 
 def judge(case: Case, rank: int, inputs: Sequence[torch.Tensor], found: torch.Tensor, *, in_float32: bool) -> str:
@@ -151,14 +140,14 @@ def judge(case: Case, rank: int, inputs: Sequence[torch.Tensor], found: torch.Te
     Sums and products of floats may be off by two roundings of the result, and one of each step in the precision that
     they are kept in: single precision for halves, if `in_float32`.
     """
-    dtype, right, found = inputs[0].dtype, expected(case, inputs)[rank], found.cpu().contiguous()
-    if case.op not in REDUCING or not dtype.is_floating_point:  # bytes, for numbers may be NaN
+    dtype, right, found = inputs[0].dtype, case.expected(inputs)[rank], found.cpu().contiguous()
+    if case.op not in REDUCING or not dtype.is_floating_point or case.exact:  # bytes, for numbers may be NaN
         pairs = [each.contiguous().view(-1).view(torch.uint8) for each in (found, right.to(dtype))]
         wrong = (pairs[0] != pairs[1]).view(found.numel(), dtype.itemsize).any(1)
     else:
         unit, is_exact = torch.finfo(dtype).eps, case.reduction in ("min", "max")
         step = min(unit, torch.finfo(torch.float32).eps) if in_float32 else unit
-        sizes = expected(case, [each.abs() for each in inputs])[rank]  # what rounding errors are proportional to
+        sizes = case.expected([each.abs() for each in inputs])[rank]  # what rounding errors are proportional to
         allowed = 0 * right if is_exact else unit * right.abs() + len(inputs) * step * sizes
         wrong = ~((found.double() - right).abs() <= allowed).flatten()
     places = wrong.nonzero().flatten().tolist()
@@ -184,7 +173,7 @@ def call(setup: Setup, ctx: Any, collective: Any, chosen: Sequence[Case]) -> lis
 
     In every turn another rank is late, and whoever is done goes on at once: it writes the next input over the last one.
     """
-    turns = {usual(collective.op): 2 * ctx.num_ranks}
+    turns = {Case(collective.op): 2 * ctx.num_ranks}
     return [_call(setup, ctx, collective, each, turns.get(each, 1 + each.in_place)) for each in chosen]
 
 
@@ -195,7 +184,7 @@ def call_in_group(setup: Setup, ctx: Any, collective: Any, case: Case, folder: s
         (pathlib.Path(folder) / str(ctx.cur_rank)).touch()
         ctx.barrier()
         return outcome["results"]
-    tensors = _Tensors(ctx, case, rank=0, size=len(case.members))
+    tensors = Tensors(ctx, case, rank=0, size=len(case.members))
     deadline = time.monotonic() + STRANGER_WAITS_S
     while len(os.listdir(folder)) < len(case.members):
         if time.monotonic() > deadline:
@@ -218,47 +207,66 @@ def prepare_again(setup: Setup, ctx: Any, collective: Any, case: Case, times: in
     return blocks
 
 
-class _Tensors:
+class Tensors:
     """Input and output of a rank, with guard bytes around them that must not change."""
 
     def __init__(self, ctx: Any, case: Case, rank: int, size: int) -> None:
+        self.case, self.rank, self.size, self._ctx = case, rank, size, ctx
         self._made: list[tuple[torch.Tensor, torch.Tensor]] = []  # bytes, and which of them are no element's
-        self.inp, self.out = (self._make(ctx, case, shape, rank) for shape in case.shapes(size))
+        self.inp, self.out = (self._make(side) for side in range(2))
         if case.in_place and case.op in PARTED_OUT:
-            self.inp = self.out.tensor_split(size)[rank]
+            self.inp = self.out.view(size, *case.shape)[rank]
         elif case.in_place:
-            self.out = self.inp.tensor_split(size)[rank] if case.op in PARTED_IN else self.inp
+            self.out = self.inp.view(size, *case.shape)[rank] if case.op in PARTED_IN else self.inp
 
-    def _make(self, ctx: Any, case: Case, shape: tuple[int, ...], rank: int) -> torch.Tensor:
+    @property
+    def passed(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """The output and the input, where the rank has them."""
+        has_inp, has_out = self.case.has(self.rank)
+        return self.out if has_out else None, self.inp if has_inp else None
+
+    def _make(self, side: int) -> torch.Tensor:
         """Allocate one tensor; the same on every rank, except for its place inside the allocation."""
-        dtype = getattr(torch, case.dtype)
-        item, step = dtype.itemsize, 2 if case.place == "strided" else 1
-        numel = step * torch.Size(shape).numel()
-        lead = _LEAD_NBYTES + (item * (5 * rank + 3) if case.place == "skewed" else 0)
-        nbytes = 2 * _LEAD_NBYTES + item * (numel + 5 * ctx.num_ranks + 3)
-        empty = torch.empty if case.place == "ordinary" else ctx.empty
-        raw = empty(nbytes, dtype=torch.uint8, device=ctx.device).fill_(_POISON)
-
-        def inside(raw: torch.Tensor) -> torch.Tensor:
-            inner = raw[lead : lead + item * numel].view(dtype)
-            return inner.view(*shape[:-1], step * shape[-1])[..., ::step]
-
-        inside(beside := torch.ones_like(raw)).zero_()
+        case, dtype = self.case, getattr(torch, self.case.dtype)
+        sides = [case.sides(rank, self.size)[side] for rank in range(self.size)]
+        like = [torch.empty_strided(*each[:2], dtype=dtype, device="meta") for each in sides]
+        nbytes = max(map(requests.reach, like)) + 2 * _LEAD_NBYTES + dtype.itemsize * (5 * self.size + 3)
+        empty = self._ctx.empty if sides[0][2] else torch.empty
+        raw = empty(nbytes, dtype=torch.uint8, device=self._ctx.device).fill_(_POISON)
+        place = (*sides[self.rank][:2], _LEAD_NBYTES // dtype.itemsize + (5 * self.rank + 3) * (case.place == "skewed"))
+        (beside := torch.ones_like(raw)).view(dtype).as_strided(*place).zero_()
         self._made.append((raw, beside.bool()))
-        return inside(raw)
+        return raw.view(dtype).as_strided(*place)
+
+    def fill(self, turn: int) -> list[torch.Tensor]:
+        """Put new data into the input, something else into the output; return the inputs of all ranks."""
+        inputs = [source(self.case, each, turn, self.size) for each in range(self.size)]
+        self.out.fill_(1)
+        self.inp.copy_(inputs[self.rank])
+        return inputs
 
     def are_whole(self, *, with_elements: bool) -> bool:
         """Whether the bytes around the tensors and between their elements are as they were made, and these as well."""
         return all(bool((raw == _POISON)[beside | with_elements].all()) for raw, beside in self._made)
+
+    def wrong(self, inputs: Sequence[torch.Tensor], *, in_float32: bool = True) -> Outcome:
+        """Say what is wrong after a call with these inputs."""
+        out, found = self.passed[0], Outcome()
+        if not (self.inp is self.out or self.case.in_place or content(self.inp) == content(inputs[self.rank])):
+            found["input"] = "its input has changed"
+        if not self.are_whole(with_elements=False):
+            found["surroundings"] = "memory beside its tensors has changed"
+        if out is not None and (problem := judge(self.case, self.rank, inputs, out, in_float32=in_float32)):
+            found["results"] = problem
+        return found
 
 
 def _call(setup: Setup, ctx: Any, collective: Any, case: Case, num_turns: int) -> Outcome:
     """Call a case on a member."""
     members = case.members or tuple(range(ctx.num_ranks))
     rank, size = members.index(ctx.cur_rank), len(members)
-    tensors = _Tensors(ctx, case, rank, size)
-    has_inp, has_out = case.has(rank)
-    inp, out = tensors.inp if has_inp else None, tensors.out if has_out else None
+    tensors = Tensors(ctx, case, rank, size)
+    out, inp = tensors.passed
     plan = collective.prepare(case.request(rank, members, ctx.target), ctx)
     is_exact = case.op in REDUCING and getattr(collective, "deterministic", False) is True
     given = {"bits": is_exact, "agreement": case.op in REPLICATED}
@@ -267,12 +275,8 @@ def _call(setup: Setup, ctx: Any, collective: Any, case: Case, num_turns: int) -
     for turn in range(num_turns):
         if num_turns > 1 and turn % size == rank:
             time.sleep(_SLOW_S)
-        inputs = [source(case, each, turn, size) for each in range(size)]
-        if not case.in_place:  # something else than the result, or than the last one
-            tensors.out.fill_(1)
-        if inp is not None:
-            inp.copy_(inputs[rank])
-        before = _USED(ctx.stats())
+        inputs = tensors.fill(turn)
+        before = ctx.stats()
         work = collective.launch(plan, out, inp)
         if work is not None:
             work.wait(_WORK_TIMEOUT_S)
@@ -280,18 +284,14 @@ def _call(setup: Setup, ctx: Any, collective: Any, case: Case, num_turns: int) -
                 wrong["work"] = what + "wait() returned, is_completed() is False"
         if ctx.device != "cpu":
             torch.cuda.current_stream().synchronize()
-        after, kept = _USED(ctx.stats()), inp is None or case.in_place or content(inp) == content(inputs[rank])
-        found = [
-            ("memory", before != after, f"blocks on the heap and its peak: {before} before, {after} after"),
-            ("input", not kept, "its input has changed"),
-            ("surroundings", not tensors.are_whole(with_elements=False), "memory beside its tensors has changed"),
-        ]
+        after, found = ctx.stats(), tensors.wrong(inputs, in_float32=setup.in_float32)
+        if (before.num_blocks, before.peak) != (after.num_blocks, after.peak):  # a launch leaves them as they are
+            found["memory"] = f"the heap's blocks and peak have changed: {before} before, {after} after"
         if out is not None:
             digests.update(content(out))
-            problem = judge(case, rank, inputs, out, in_float32=setup.in_float32)
-            other = "bits" in wrong and content(out) != content(promised(case, inputs)[rank])
-            found += [("results", bool(problem), problem), ("bits", other, "not torch's bits in the group's order")]
-        wrong |= {promise: f"{what}call {turn}: {said}" for promise, is_wrong, said in found if is_wrong}
+            if "bits" in wrong and content(out) != content(promised(case, inputs)[rank]):
+                found["bits"] = "not torch's bits in the group's order"
+        wrong |= {promise: f"{what}call {turn}: {said}" for promise, said in found.items()}
     if not case.members and "agreement" in wrong and ctx.broadcast(digests.digest()) != digests.digest():
         wrong["agreement"] = what + "other bits than those of rank 0"
     return wrong
