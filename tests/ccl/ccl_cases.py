@@ -40,18 +40,18 @@ class Case(collective_jobs.Case):
     config: dict = field(default_factory=dict, hash=False)
     jobs, exact = "jobs_ccl", True
 
-    def rows(self, size):
-        """How many rows each rank has for each other: a matrix whose rows add up to different numbers, with zeros."""
+    def rows(self, rank, size):
+        """How many rows a rank has for each other, and gets from each: different sums, with zeros."""
         rows = self.shape[0]
+        matrix = [[(3 * i + 5 * j) % 4 * rows // 16 for j in range(size)] for i in range(size)]
         if self.splits == "one way":  # from the last rank to all, and nothing from the others
-            return [[rows * (i == size - 1)] * size for i in range(size)]
-        return [[(3 * i + 5 * j) % 4 * rows // 16 for j in range(size)] for i in range(size)]
+            matrix = [[rows * (i == size - 1)] * size for i in range(size)]
+        return matrix[rank], [row[rank] for row in matrix]
 
     def shapes(self, rank, size):
         """Of the input and the output."""
         if self.splits:
-            given, taken = self.rows(size)[rank], [row[rank] for row in self.rows(size)]
-            return (sum(given), *self.shape[1:]), (sum(taken), *self.shape[1:])
+            return [(sum(each), *self.shape[1:]) for each in self.rows(rank, size)]
         if self.layout == "columns":
             return ((self.shape[0], self.shape[1] * size),) * 2
         whole = (size, *self.shape) if self.stacked else (size * math.prod(self.shape[:1]), *self.shape[1:])
@@ -70,12 +70,14 @@ class Case(collective_jobs.Case):
         return [(x, self.strides(x), self.place not in off) for x, off in zip(shapes, off_heap, strict=True)]
 
     def expected(self, inputs, wide=None):
-        size, is_columns = len(inputs), self.layout == "columns"
-        if not self.splits and not is_columns:
+        size = len(inputs)
+        if self.layout == "columns":
+            parts = [each.chunk(size, 1) for each in inputs]
+        elif self.splits:
+            parts = [each.split(self.rows(rank, size)[0]) for rank, each in enumerate(inputs)]
+        else:
             return super().expected(list(map(torch.atleast_1d, inputs)), wide)
-        rows = self.rows(size)
-        parts = [x.chunk(size, 1) if is_columns else x.split(each) for x, each in zip(inputs, rows, strict=True)]
-        return [torch.cat(each, int(is_columns)) for each in zip(*parts, strict=True)]
+        return [torch.cat(each, int(self.layout == "columns")) for each in zip(*parts, strict=True)]
 
     def request(self, rank, members, target, **options):
         options |= {"layout": self.layout, "uneven": bool(self.splits), "aligned": True}

@@ -48,10 +48,7 @@ class Tensors(collective_jobs.Tensors):
     def __init__(self, ctx, case, rank, size):
         super().__init__(ctx, case, rank, size)
         self.inp = self.out if case.op == "broadcast" else self.inp
-
-    @property
-    def operands(self):
-        return () if self.inp is self.out else (self.inp,)
+        self.operands = () if self.inp is self.out else (self.inp,)
 
 
 def call(ctx, case, tensors, group=None, members=None, async_op=False):
@@ -64,21 +61,20 @@ def call(ctx, case, tensors, group=None, members=None, async_op=False):
     if case.op == "all_to_all":
         kwargs["layout"] = case.layout
     if case.splits:
-        matrix = case.rows(tensors.size)
-        kwargs["input_split_sizes"] = matrix[tensors.rank]
-        kwargs["output_split_sizes"] = [row[tensors.rank] for row in matrix]
+        sizes = case.rows(tensors.rank, tensors.size)
         if case.splits == "on device":
             if not hasattr(tensors, "given"):  # a graph knows where they are
-                tensors.given = torch.tensor(kwargs["input_split_sizes"], device=tensors.inp.device)
+                tensors.given = torch.tensor(sizes[0], device=tensors.inp.device)
                 tensors.taken = torch.zeros_like(tensors.given)
-            kwargs |= {"input_split_sizes": tensors.given, "output_split_sizes": tensors.taken}
+            sizes = tensors.given, tensors.taken
+        kwargs |= {"input_split_sizes": sizes[0], "output_split_sizes": sizes[1]}
     return getattr(ctx.ccl, case.op)(*given, **kwargs)
 
 
 def verify(case, tensors, inputs, what=""):
     """What is wrong with the output (and the input); an empty list if nothing is."""
     rank, size, wrong = tensors.rank, tensors.size, tensors.wrong(inputs)
-    if case.splits == "on device" and tensors.taken.tolist() != [row[rank] for row in case.rows(size)]:
+    if case.splits == "on device" and tensors.taken.tolist() != case.rows(rank, size)[1]:
         wrong["sizes"] = f"received the sizes {tensors.taken.tolist()}"
     return [f"{case}{what}: rank {rank} of {size}: {text}" for text in wrong.values()]
 

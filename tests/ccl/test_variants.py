@@ -23,8 +23,6 @@ from iris_triton.collectives.parts import side as copies
 from iris_triton.collectives.pull import pull
 from iris_triton.testing.compile_only import assembly, compile_for
 
-ALGORITHMS = {key: registered()[key] for key in (*kinds("portable"), *kinds("nvls"))}
-
 
 @table(("op", "name", "changes", "reason"), [
     ("all_gather", "push", {"config": {"swizzle_size": 2}}, "no use for swizzle_size"),
