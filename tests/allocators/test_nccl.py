@@ -14,7 +14,7 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 from packaging.version import Version
-from tables import table
+from tables import raises, table
 
 from iris_allocators._plugin import nccl as plugin
 from iris_allocators.nccl.emulated import EmulatedAllocator
@@ -100,7 +100,7 @@ def test_ranks_of_a_node_have_each_others_addresses():
             mapping = each.import_peer(rank, peer.export())
             assert (mapping.rank, mapping.base_ptr, mapping.nbytes) == (rank, peer.base_ptr, GRANULE)
         fd = os.open("/dev/null", os.O_RDONLY)
-        with pytest.raises(HeapError, match="'nccl'"):
+        with raises(HeapError, name="'nccl'"):
             one.import_peer(1, [Segment(0, GRANULE, b"other", fd)])
         with pytest.raises(OSError, match="Bad file"):
             os.fstat(fd)
@@ -141,32 +141,31 @@ def failing(name):
     return {f"{name}.side_effect": RuntimeError("unhandled system error")}
 
 
-@table("nodes, kind, says, calls, changes", [  # how many there are of joining the communicator and leaving it
-    (ONE_NODE, PeerAccessError, "unhandled.*; NCCL_DEBUG=INFO", 1, failing("Communicator.init")),
-    (ONE_NODE, PeerAccessError, "unhandled.*; NCCL_DEBUG=INFO", 2, failing(f"{_COMMUNICATOR}.register_window")),
-    (TWO_NODES, PeerAccessError, "for kernels: unha.*; NCCL_DEBUG=INF", 2, failing(f"{_COMMUNICATOR}.create_dev_comm")),
-    (ONE_NODE, UnsupportedError, "no symmetric windows", 2, {f"{_WINDOW}.handle": 0}),
-    (ONE_NODE, PeerAccessError, r"ranks 1, .*NCCL_HOSTID", 2, {f"{_WINDOW}.get_peer_device_pointer": {0: 4096}.get}),
-    (TWO_NODES, UnsupportedError, "NCCL_GIN_TYPE=2", 2, {f"{_COMMUNICATOR}.gin_type": 0}),
+@table("nodes, kind, key, calls, changes", [  # how many there are of joining the communicator and leaving it
+    (ONE_NODE, PeerAccessError, "unhandled", 1, failing("Communicator.init")),
+    (ONE_NODE, PeerAccessError, "unhandled", 2, failing(f"{_COMMUNICATOR}.register_window")),
+    (TWO_NODES, PeerAccessError, "for kernels", 2, failing(f"{_COMMUNICATOR}.create_dev_comm")),
+    (ONE_NODE, UnsupportedError, "windows", 2, {f"{_WINDOW}.handle": 0}),
+    (ONE_NODE, PeerAccessError, "host", 2, {f"{_WINDOW}.get_peer_device_pointer": {0: 4096}.get}),
+    (TWO_NODES, UnsupportedError, "proxy", 2, {f"{_COMMUNICATOR}.gin_type": 0}),
     # functions of another version are refused before the ranks meet
-    (TWO_NODES, UnsupportedError, "NCCL 2.30.7 is loaded", 0, {"library": "2.30.7"}),
-    (TWO_NODES, UnsupportedError, "libnccl_device.bc", 0, {"path": None}),
+    (TWO_NODES, UnsupportedError, "loaded", 0, {"library": "2.30.7"}),
+    (TWO_NODES, UnsupportedError, "functions", 0, {"path": None}),
 ])  # fmt: skip
-def test_ranks_that_nccl_does_not_connect(library, nodes, kind, says, calls, changes):
+def test_ranks_that_nccl_does_not_connect(library, nodes, kind, key, calls, changes):
     nccl = fake_nccl(**{"path": library, **changes})
-    with make(nccl) as allocator, pytest.raises(kind, match=says):
+    with make(nccl) as allocator, raises(kind, f"nccl.{key}", version="2.30.7"):
         connect(allocator, nodes)
     assert nccl.Communicator.init.call_count + nccl.Communicator.init.return_value.abort.call_count == calls
 
 
-@table("library, says", [("2.29.3", "NCCL 2.29.3 is loaded"), ("", "finds no libnccl.so.2"), (None, "pip install")])
-def test_an_nccl_that_is_old_or_not_there_is_named(monkeypatch, library, says):
+@table("library, key", [("2.29.3", "nccl.loaded"), ("", "nccl.not found"), (None, "any")])
+def test_an_nccl_that_is_old_or_not_there_is_named(monkeypatch, library, key):
     monkeypatch.setitem(sys.modules, "nccl.core", None)
     if library is not None:
         monkeypatch.setattr("importlib.import_module", lambda name: fake_nccl(library=library))
-    with pytest.raises(UnsupportedError, match=says) as caught:
+    with raises(UnsupportedError, key, "nccl.install", version=library):
         load_nccl()
-    assert "pip install 'iris-allocators[nccl]'" in str(caught.value)
 
 
 def test_the_probe_says_what_is_lacking(monkeypatch):
@@ -191,5 +190,5 @@ def test_far_memory_is_mapped_for_the_emulation():
         network = one.connect([one.invite(), one.invite()], TWO_NODES)
         assert (network.far_bases[0], network.delay_s, network.bitcode) == (0, 0.5, "")
         assert one.connect([one.invite(), one.invite()], ONE_NODE) is None
-        with pytest.raises(PeerAccessError, match=r"rank 1 .*IRIS_NODES"):
+        with raises(PeerAccessError, "nccl.far"):
             one.connect([one.invite(), (1 << 30, 3)], TWO_NODES)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from tables import table
+from tables import raises, table
 
 from iris_allocators import ranges
 from iris_allocators._plugin import torch_pool
@@ -95,7 +95,7 @@ def test_expandable_segments_are_off_for_the_pool_alone(monkeypatch, settings, m
         monkeypatch.delattr(torch._C, "_accelerator_getAllocatorSettings")
         snapshot = {"allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": mine}}
         monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: snapshot)
-    no_room = pytest.raises(HeapError, match="cpu has no room for a heap of 1048576 bytes: no more")
+    no_room = raises(HeapError, "heap.no room")
     with no_room if mode == "no room" else contextlib.nullcontext():
         make_torch(1 << 20).close()
     assert seen == [mine if mode == "others" else f"{others},expandable_segments:True,expandable_segments:False"]
@@ -122,9 +122,8 @@ def test_every_driver_call_may_fail_and_nothing_leaks():
         driver = FakeIpc()
         driver.fail_at = number
         kind = {"ipc_open": PeerAccessError, "ipc_close": DriverError}.get(name, UnsupportedError)
-        with pytest.raises(kind, match=f"{name} failed with") as caught:
+        with raises(kind, "driver.failed", "driver.vmem" if kind is UnsupportedError else "any", name=name):
             life(driver)
-        assert kind is not UnsupportedError or "allocator='vmem'" in str(caught.value), "a way out"
         assert driver.counts() == (name == "ipc_close",), "more than the one that would not close"
     driver = FakeIpc()
     life(driver)

@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 import torch
-from tables import table
+from tables import raises, says, table
 
 from iris_core import errors
 from iris_core.testing.conformance import oracle
@@ -168,7 +168,7 @@ def test_whichever_step_of_opening_multicast_fails_no_rank_opens(made, rank):
             break
         name, driver.fail_at = driver.calls[driver.fail_at - 1], None
         assert {(type(each), str(each)) for each in raised} == {(type(raised[0]), str(raised[0]))}
-        assert re.match(f"rank {rank} could not .*{name} failed", str(raised[0]))
+        assert re.match(says("driver.by rank", rank=rank, name=name), str(raised[0]))
         if name == "release":  # a handle is lost
             made.lost.append(driver)
         names.append(name)
@@ -182,13 +182,13 @@ def test_whichever_step_of_opening_multicast_fails_no_rank_opens(made, rank):
 def test_what_not_all_ranks_have_or_ask_for_is_refused(made):
     drivers = made.driver(), made.driver()
     drivers[1].has_multicast = False
-    with pytest.raises(errors.UnsupportedError, match="multicast"):
+    with raises(errors.UnsupportedError, name="multicast"):
         make(rank=1, world_size=2, driver=drivers[1], multicast=True)
     assert made.allocator(driver=drivers[1], multicast=True).nbytes, "a world of one needs none"
     c = made.cluster(2, make=lambda *of: make(*of, multicast=of[1] == 1), opened=False)
-    c.refused(errors.RankMismatchError, "ask for multicast .*rank 0 0, rank 1 1", lambda heap: heap.open())
+    c.refused(errors.RankMismatchError, "vmem.multicast", lambda heap: heap.open())
     other = made.cluster(2, make=lambda *of: make(*of, granule=(1 + of[1]) * GRANULE), opened=False)
-    other.refused(errors.RankMismatchError, "pieces of different sizes.*rank 1 131072", lambda heap: heap.open())
+    other.refused(errors.RankMismatchError, "vmem.granules", lambda heap: heap.open())
     assert not any(driver.bound for driver in c.drivers)
     drivers[0].multicast_granule = 4 * GRANULE
     assert made.allocator(8 * GRANULE, 0, 2, driver=drivers[0], granule=None, multicast=True).granularity == 4 * GRANULE
@@ -221,7 +221,7 @@ def test_imports_of_the_same_memory_map_it_once(made, c):
     assert c.heaps[0].stats().pending == 0, "others hold the memory still"
     c.barriers()
     assert seen_everywhere(c, again)
-    with pytest.raises(errors.HeapError, match="freed before"):
+    with raises(errors.HeapError, "heap.freed"):
         c.heaps[0].free(shared[0])
     c.free(again)
     parts.clear()  # dropped, not freed
@@ -263,8 +263,8 @@ def test_a_failing_undo_of_an_import_keeps_the_ranks_together(made, c):
     c.drivers[1].fail_next["map"] = 1
     c.drivers[0].fail_next["unmap"] = 1  # rank 0 has mapped its memory and takes it off again
     raised = c.attempt(lambda heap: heap.as_symmetric(sources[heap.rank]))
-    assert "while taking it off the heap again: unmap failed" in raised[0].__notes__[0]
-    assert "map failed" in str(raised[1])
+    assert says("driver.undo") in raised[0].__notes__[0]
+    assert says("driver.map") in str(raised[1])
     raised.clear()
     c.barriers()  # the histories and the free lists are equal
     shared = imported(c, sources)

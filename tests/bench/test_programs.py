@@ -10,6 +10,7 @@ import sys
 
 import pytest
 import torch
+from tables import raises
 
 from iris_core import bench
 from iris_core.bench.suites import Suite, add_options
@@ -78,7 +79,7 @@ def test_ranks_on_gpus_and_on_the_cpu(monkeypatch):
     for wrong in ("1", "9", "2,9", "two"):
         with pytest.raises(BenchmarkError):
             runs(monkeypatch, 8, suite, "--ranks", wrong)
-    with pytest.raises(BenchmarkError, match=r"2 ranks need as many GPUs, and 2 at least; torch sees 1 .*--device cpu"):
+    with raises(BenchmarkError, "bench.gpus"):
         runs(monkeypatch, 1, suite)
     on_cpu = {"heap_size": "1MiB", "environ": {"B": "2"}}
     how = {"device": "cuda", "allocator": "torch", "environ": {"A": "1"}, "min_ranks": 3, "on_cpu": on_cpu}

@@ -52,8 +52,9 @@ def test_a_rank_that_hangs_ends_the_run(monkeypatch, capfd):
     monkeypatch.setattr(sys, "path", list(sys.path))
     bench.load(HERE / "rank_benchmarks.py")
     options = bench.RunOptions(device="cpu", heap_size="1MiB", limit_s=5.0)
-    with pytest.raises(PeerLostError, match="rank 0"):
+    with pytest.raises(PeerLostError) as caught:
         bench.run(bench.registered(pattern="hangs"), options)
+    assert 0 in caught.value.ranks
     assert "rank_benchmarks.py" in capfd.readouterr().err  # where it was
 
 

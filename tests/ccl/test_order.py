@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 import torch
-from tables import table
+from tables import raises, table
 
 from iris_core import Iris
 from iris_core.ccl import api
@@ -99,7 +99,7 @@ def test_every_graph_has_flags_of_its_own(monkeypatch):
     captures = mock.Mock(side_effect=[5, 5, 9, 5, None, None, 11, 12])
     monkeypatch.setattr(launch_order, "current_capture", captures)
     assert [int(group._slot().words[0]) for _ in range(7)] == [1, 1, 2, 1, 3, 4, 5]
-    with pytest.raises(UnsupportedError, match="IRIS_SYSTEM_SIZE"):
+    with raises(UnsupportedError, name="IRIS_SYSTEM_SIZE"):
         group._slot()
 
 

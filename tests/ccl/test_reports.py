@@ -22,7 +22,7 @@ from jobs_ccl import on_heap
 from jobs_common import environment, in_vain
 from rank_counts import rank_counts
 from rank_processes import wait_until
-from tables import table
+from tables import raises, table
 
 import iris_triton as iris
 from iris_core import Iris
@@ -351,5 +351,5 @@ def test_registered_pages(monkeypatch):
         last.close()
     assert len(known) == len(status._registered) == 3
     code[0] = 801
-    with pytest.raises(DeviceError, match="register failed with code 801"):
+    with raises(DeviceError, "device.failed", name="register", code=801):
         StatusPage(World()).register(gpu)

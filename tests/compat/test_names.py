@@ -10,7 +10,7 @@ import re
 import pytest
 import torch  # noqa: F401 - rows name it
 from jobs_common import environment
-from tables import table
+from tables import raises, table
 
 import iris_gluon  # noqa: F401 - a row of CALLS names it
 import iris_triton as iris
@@ -166,14 +166,14 @@ def _parameters(function):
 def test_configs_are_checked_and_can_be_changed(field, value):
     config = iris.ccl.Config()
     before = hash(config)
-    with pytest.raises(ValueError, match=field):
+    with raises(ValueError, name=field):
         setattr(config, field, value)
     assert (config, hash(config)) == (iris.ccl.Config(), before)
     wanted = iris.ccl.Config(block_size_n=128, all_reduce_ring_slice_n=128)
     config.block_size_n = 128
     config.all_reduce_ring_slice_n = 128
     assert (config, hash(config)) == (wanted, hash(wanted))
-    with pytest.raises(AttributeError, match="blok"):
+    with raises(AttributeError, name="blok"):
         config.blok = 3
     fused = iris.ops.FusedConfig()
     fused.all_reduce_variant = "ring"
@@ -205,29 +205,26 @@ def test_answer(ctx, question):
 
 
 ERRORS = [
-    ("iris.iris(1 << 20, 'no_such')", ValueError, "no_such.*(host|torch)"),
-    ("iris.iris(1 << 20, engines='warp')", ValueError, "sdma"),
-    ("iris.iris(1 << 20, 'host', engines='sdma')", UnsupportedError, "no copy engines"),
+    ("iris.iris(1 << 20, 'no_such')", ValueError, "allocator"), ("iris.set_logger_level('LOUD')", ValueError, "level"),
+    ("iris.iris(1 << 20, engines='warp')", ValueError, "engines"),
+    ("iris.iris(1 << 20, 'host', engines='sdma')", UnsupportedError, "no engines"),
     ("iris.Iris(1 << 20, 'host', allocator='torch')", ValueError, "two allocators"),
-    ("ctx.put(ctx.zeros(1), 0)", RuntimeError, "copy engine"), ("ctx.quiet()", RuntimeError, "copy engine"),
-    ("ctx.put_tile(None, 0, 0, 0)", RuntimeError, "copy engine"),
-    ("ctx.put_tiles([], 0, [], [])", RuntimeError, "copy engine"),
-    ("ctx.zeros(1 << 20)", MemoryError, "Heap out of memory"),
-    ("iris.set_logger_level('LOUD')", ValueError, "LOUD"),
-    ("iris.tensor_from_ptr(4096, 8, torch.float32, 'cpu', (3,))", ValueError, "12 bytes"),
-    ("iris.tensor_from_ptr(0, 8, torch.float32, 'cpu', (2,))", ValueError, "address 0"),
-    ("iris.bench.power_of_two(4, 2)", ValueError, "exponents"),
+    *((call, RuntimeError, "copies") for call in (
+        "ctx.put(ctx.zeros(1), 0)", "ctx.quiet()", "ctx.put_tile(None, 0, 0, 0)", "ctx.put_tiles([], 0, [], [])")),
+    ("ctx.zeros(1 << 20)", MemoryError, "memory"), ("iris.bench.power_of_two(4, 2)", ValueError, "powers"),
+    ("iris.tensor_from_ptr(4096, 8, torch.float32, 'cpu', (3,))", ValueError, "bytes"),
+    ("iris.tensor_from_ptr(0, 8, torch.float32, 'cpu', (2,))", ValueError, "address"),
     ("ctx.ccl.all_reduce_preamble(ctx.zeros(2, 2), ctx.zeros(3, 2))", ValueError, "all_reduce"),
-    ("ctx.ccl.all_reduce(ctx.zeros(2), ctx.zeros(2), workspace=3)", TypeError, "AllReduceWorkspace"),
+    ("ctx.ccl.all_reduce(ctx.zeros(2), ctx.zeros(2), workspace=3)", TypeError, "workspace"),
     ("iris.ops.all_gather_matmul_preamble(ctx, ctx.ones(2, 3), ctx.ones(2, 2))", ValueError, "all_gather_matmul"),
-    ("iris.ops.all_gather_matmul_hbm_buffer(ctx, *[ctx.ones(2, 2)] * 3, trace=True)", UnsupportedError, "tracing"),
-    ("ctx.ops.matmul_all_reduce(ctx.zeros(2, 2), output_tensor=1)", TypeError, "twice|output"),
+    ("iris.ops.all_gather_matmul_hbm_buffer(ctx, *[ctx.ones(2, 2)] * 3, trace=True)", UnsupportedError, "trace"),
+    ("ctx.ops.matmul_all_reduce(ctx.zeros(2, 2), output_tensor=1)", TypeError, "output"),
 ]  # fmt: skip
 
 
-@table(("call", "error", "text"), ERRORS)
-def test_error(ctx, call, error, text):
-    with pytest.raises(error, match=text):
+@table(("call", "error", "key"), ERRORS)
+def test_error(ctx, call, error, key):
+    with raises(error, f"amd.{key}"):
         eval(call)
 
 

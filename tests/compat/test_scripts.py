@@ -17,7 +17,7 @@ import triton.language as tl
 from jobs_common import environment
 from kernel_text import kernel_of
 from rank_counts import rank_counts
-from tables import table
+from tables import says, table
 
 import iris_gluon as iris_gl
 import iris_triton as iris
@@ -165,7 +165,7 @@ def test_hints_that_are_not_true_stop_no_script(language):
         kernel, iris_here = in_gluon(kernel), iris_gl
     with environment(IRIS_DEVICE="cpu"), iris_here.iris(1 << 20) as shmem:
         x, y = shmem.rand(129), shmem.zeros(128)
-        with pytest.warns(RuntimeWarning, match="may go wrong by it") as caught:
+        with pytest.warns(RuntimeWarning, match=says("hint.where")) as caught:
             kernel[(3,)](x[1:], y, shmem.get_heap_bases(), 0, 99, 128)
         lines = [linecache.getline(each.filename, each.lineno) for each in caught]
         assert [("assume(" in line, "hint=" in line) for line in lines] == [(True, False), (False, True)]

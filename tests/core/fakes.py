@@ -10,6 +10,7 @@ import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
+from tables import says
 
 from iris_core.errors import UnsupportedError
 from iris_core.heap.heap import SymmetricHeap
@@ -161,12 +162,12 @@ class Cluster(contextlib.AbstractContextManager):
         futures = [self._pool.submit(function, heap) for heap in self.heaps]
         return [future.exception() or future.result() for future in futures]
 
-    def refused(self, kind, words, function):
-        """Every rank must raise the same error of exactly this kind, whose text has these words; returns the text."""
+    def refused(self, kind, key, function, *keys, **values):
+        """Every rank must raise the same error of exactly this kind, which says what keys stand for: the text."""
         errors = self.attempt(function)
         assert [type(error) for error in errors] == [kind] * len(self.heaps), errors
         (text,) = {str(error) for error in errors}
-        assert re.search(words, text), text
+        assert re.search(says(key, *keys, **values), text), text
         return text
 
     def take(self, members, nbytes, kind=ThreadWorld):

@@ -52,7 +52,7 @@ def test_what_one_rank_does_differently_is_named_on_all(n, step, call, mine, oth
         heap.barrier_agreement()
 
     with Cluster(3) as c:
-        text = c.refused(SymmetryError, f"diverged at call {call}", body)
+        text = c.refused(SymmetryError, "heap.diverged", body, call=call)
         for part in (f"rank 1: {mine}", f"ranks 0, 2: {others}", "if rank =="):
             assert part in text
 
@@ -68,14 +68,14 @@ def test_a_difference_that_is_older_than_the_history(ahead):
         heap.barrier_agreement()
 
     with Cluster(2, 1 << 20) as c:
-        c.refused(SymmetryError, f"only the last {HISTORY_LENGTH} calls are kept", body)
+        c.refused(SymmetryError, "heap.history", body, count=HISTORY_LENGTH)
 
 
 def test_the_heap_can_be_used_after_a_divergence_was_reported_and_drops_are_not_lost():
     with Cluster(2) as c:
         tensors = c.allocate(4)
         c.heap.free(tensors[0])
-        c.refused(SymmetryError, r"rank 0: free", lambda heap: heap.barrier_agreement())
+        c.refused(SymmetryError, "names", lambda heap: heap.barrier_agreement(), name="rank 0: free")
         assert c.heap.offset_of(c.heap.allocate(1, F32)) == 256, "a free on one rank is not reused"
         c.heaps[1].free(tensors[1])  # the other rank catches up
         c.heaps[1].allocate(1, F32)
@@ -83,7 +83,7 @@ def test_the_heap_can_be_used_after_a_divergence_was_reported_and_drops_are_not_
         tensors = c.allocate(4)
         tensors.clear()
         keep(c.heap, 4)
-        c.refused(SymmetryError, r"rank 0: allocate", lambda heap: heap.barrier_agreement())
+        c.refused(SymmetryError, "names", lambda heap: heap.barrier_agreement(), name="rank 0: allocate")
         keep(c.heaps[1], 4)
         c.barrier()
         assert c.blocks() == [[256], [256]]
@@ -161,8 +161,8 @@ class Model:
 
     def drop(self, index, ranks):
         for offset, tensors in self.freed:
-            words = rf"free: allocate\(\d+, \w+\) at offset {offset} was freed before"
-            self.cluster.refused(HeapError, words, lambda heap, tensors=tensors: heap.free(tensors[heap.rank]))
+            free = lambda heap, tensors=tensors: heap.free(tensors[heap.rank])
+            self.cluster.refused(HeapError, "heap.freed at", free, offset=offset)
         self.freed.clear()
         if self.live:
             tensors = self.live[sorted(self.live)[index % len(self.live)]]

@@ -6,6 +6,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from tables import raises
 
 from iris_core import Iris, errors
 from iris_core.device.context_words import STATUS_WAIT_TIMEOUT, Status, stamp
@@ -24,16 +25,17 @@ def opened(size="1MiB", **options):
 
 def test_a_failed_open_leaves_nothing():
     before = open_descriptors()
-    for bad, error, words in (
-        ({"allocator": "hots"}, errors.PluginNotFoundError, "host"),
-        ({"backend": "tritn"}, errors.PluginNotFoundError, "triton"),
-        ({"device": "cpuu"}, errors.SettingsError, "say cpu"),
-        ({"device": f"cuda:{9**20}"}, errors.DeviceError, "of torch" if torch.cuda.is_available() else "no GPU"),
-        ({"device": "cuda:77"}, errors.DeviceError, None if torch.cuda.is_available() else "no GPU"),
-        ({"size": "1EiB"}, errors.HeapError, None),
+    for_gpus = ("device.of torch", "any") if torch.cuda.is_available() else ["device.no gpu"] * 2
+    for bad, error, key in (
+        ({"allocator": "hots"}, errors.PluginNotFoundError, "any"), ({"size": "1EiB"}, errors.HeapError, "any"),
+        ({"backend": "tritn"}, errors.PluginNotFoundError, "any"),
+        ({"device": "cpuu"}, errors.SettingsError, "settings.device"),
+        ({"device": f"cuda:{9**20}"}, errors.DeviceError, for_gpus[0]),
+        ({"device": "cuda:77"}, errors.DeviceError, for_gpus[1]),
     ):  # fmt: skip
-        with pytest.raises(error, match=words):
+        with raises(error, key) as caught:
             opened(**bad)
+        assert getattr(caught.value, "name", None) in (None, *bad.values())
     assert open_descriptors() == before
 
 
@@ -51,7 +53,7 @@ def test_close_is_idempotent_and_final():
         (heap.free, t), (heap.barrier_agreement,), (heap.stats,), (heap.is_symmetric, t), (heap.translate, 0, 0, 0),
         (heap.as_symmetric, t), (heap.scope,), (heap.refresh_peer_access,), (heap.allocate_symmetric, 1),
     ):  # fmt: skip
-        with pytest.raises(errors.HeapClosedError, match="closed"):
+        with pytest.raises(errors.HeapClosedError):
             use(*given)
     del t, use, given, heap  # the last tensor takes the memory with it
     gc.collect()
@@ -60,9 +62,9 @@ def test_close_is_idempotent_and_final():
 
 def test_what_is_no_tensor_is_refused(ctx):
     for use in (ctx.free, ctx.is_symmetric, ctx.as_symmetric):
-        with pytest.raises(TypeError, match="takes a torch tensor, not list"):
+        with raises(TypeError, "heap.no tensor"):
             use([1])
-    with pytest.raises(TypeError, match="stream must be a torch stream"):
+    with raises(TypeError, "heap.no stream"):
         ctx.barrier(stream=5)
 
 
@@ -87,7 +89,7 @@ def test_symmetry_of_tensors_and_many_contexts_at_once(ctx):
     with ctx.scope():
         t, bases = ctx.allocate_symmetric(2, 3, dtype=torch.bfloat16)
         assert bases.tolist() == [t.data_ptr()]
-    with pytest.raises(errors.HeapError, match="freed"):
+    with raises(errors.HeapError, "heap.freed"):
         ctx.free(t)
 
 
@@ -103,15 +105,14 @@ def test_a_device_error_is_raised_once_by_a_barrier_or_by_closing(monkeypatch):
     monkeypatch.setenv("IRIS_DEVICE_TIMEOUT", "1")
     with opened() as ctx:
         late(ctx)
-        words = r"program 3: a wait for the word at 0x1000 to be >= 42 .* was 7"
-        with pytest.raises(errors.DeviceTimeoutError, match=words):
+        with raises(errors.DeviceTimeoutError, "device.late"):
             ctx.barrier()
         ctx.barrier()
-    with pytest.raises(errors.DeviceTimeoutError, match="program 3"), opened() as ctx:
+    with raises(errors.DeviceTimeoutError, "device.late"), opened() as ctx:
         late(ctx)
     ctx = opened()
     late(ctx)
-    with pytest.raises(errors.DeviceTimeoutError, match="program 3"):
+    with raises(errors.DeviceTimeoutError, "device.late"):
         ctx.close()
     ctx.close()
     with pytest.raises(errors.HeapClosedError):

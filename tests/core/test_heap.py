@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tables import table
+from tables import raises, table
 
 from iris_core.errors import HeapClosedError, HeapError, NotOnHeapError, UnsupportedError
 from iris_core.heap.heap import SymmetricHeap
@@ -21,8 +21,8 @@ RANGE = st.tuples(st.integers(0, 40), st.integers(0, 40))
 
 
 def test_what_cannot_be_allocated(heap):
-    for words, n, alignment in (("begin at multiples", 1, 1 << 40), ("two, not 300", 1, 300), ("-1 elements", -1, 1)):
-        with pytest.raises((UnsupportedError, ValueError), match=words):
+    for key, n, alignment in (("begin", 1, 1 << 40), ("alignment", 1, 300), ("elements", -1, 1)):
+        with raises((UnsupportedError, ValueError), f"heap.{key}"):
             heap.allocate(n, F32, alignment=alignment)
     assert heap.live_blocks() == ()
 
@@ -47,9 +47,9 @@ def test_free_of_tensors_that_are_not_the_heaps_own(heap):
     t = heap.allocate(10, F32)
     alias = torch.from_numpy(t.numpy())
     assert heap.is_symmetric(alias)
-    with pytest.raises(HeapError, match="made from a pointer or by DLPack"):
+    with raises(HeapError, "heap.alias"):
         heap.free(alias)
-    with pytest.raises(NotOnHeapError, match="free: the tensor"):
+    with raises(NotOnHeapError, name="free: the tensor"):
         heap.free(torch.zeros(10))
     assert len(heap.live_blocks()) == 1
 
@@ -84,10 +84,10 @@ def test_translate():
         found = [heap.translate(*each) for each in ((a + 17, 0, 1), (b, 1, 0), (last, 0, 0))]
         assert found == [b + 17, a, last]
         for ptr in (a - 1, a + heap.nbytes, 0):
-            with pytest.raises(NotOnHeapError, match="does not lie in rank 0's heap"):
+            with raises(NotOnHeapError, "heap.off rank"):
                 heap.translate(ptr, 0, 1)
         for ranks in ((0, 2), (2, 0), (-1, 0)):
-            with pytest.raises(ValueError, match="no rank"):
+            with raises(ValueError, "heap.no rank"):
                 heap.translate(a, *ranks)
 
 
@@ -103,7 +103,7 @@ def test_symmetric_means_wholly_on_the_own_heap():
         others = (torch.ones(3), torch.eye(2).to_sparse(), torch.empty(3, device="meta"))
         for t in (whole, whole[-1:], over, theirs, *others):  # a peer's memory is not this rank's heap
             assert not heap.is_symmetric(t)
-        with pytest.raises(NotOnHeapError, match=r"all_reduce: the input: the tensor of shape .*ctx\.as_symmetric"):
+        with raises(NotOnHeapError, "heap.off heap"):
             heap.offset_of(whole, "all_reduce: the input")
         t = heap.allocate(100, F32)
         assert (heap.offset_of(t), heap.offset_of(t[10:]), heap.offset_of(t[10:], "x")) == (256, 296, 296)
@@ -126,14 +126,14 @@ def test_nested_scopes_free_what_was_not_kept(heap):
             heap.free(freed)
             del dropped
             assert inner.keep(outside) is outside
-            with pytest.raises(HeapError, match="open already"):
+            with raises(HeapError, "heap.scope open"):
                 inner.__enter__()
         assert offsets(heap) == [0, 256, 512]
-        with pytest.raises(HeapError, match="not open"):
+        with raises(HeapError, "heap.scope closed"):
             inner.keep(a)
     assert offsets(heap) == [0, 512]
     assert heap.offset_of(b) == 512
-    with pytest.raises(HeapError, match="freed before"):
+    with raises(HeapError, "heap.freed"):
         heap.free(a)
 
 
@@ -151,12 +151,12 @@ def test_scopes_left_open_inside_end_with_the_outer_one(heap):
 
 def test_a_heap_is_opened_once():
     with Cluster(1) as c:
-        with pytest.raises(HeapClosedError, match="not open yet"):
+        with pytest.raises(HeapClosedError):
             SymmetricHeap(c.allocators[0], c.worlds[0]).allocate(1, F32)
         c.heap.close()
         c.heap.close()
         assert c.allocators[0].closed
-        with pytest.raises(HeapError, match="opened once"):
+        with raises(HeapError, "heap.once"):
             c.heap.open()
 
 

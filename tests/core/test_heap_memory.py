@@ -7,7 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
-from tables import table
+from tables import says, table
 
 from iris_core import errors
 from iris_core.heap.streams import HostStreams
@@ -43,7 +43,7 @@ def test_a_device_that_fails_on_one_rank_is_told_everywhere(call, kind):
         if kind is errors.DeviceError:
             c.free(shared)
         failing.append(1)
-        c.refused(kind, "^rank 1 c.*an illegal memory access$", call)
+        c.refused(kind, "heap.fault", call)
         failing.clear()
         c.barrier()
 
@@ -69,7 +69,7 @@ def meanwhile(do):
 def test_groups_lose_no_more_room_than_allocations_need_and_what_they_have_is_not_free():
     with Cluster(3, 1 << 16) as c:
         first, _second = c.allocate(24 << 10), c.allocate(4 << 10)
-        c.refused(errors.HeapExhaustedError, "", lambda heap: heap.allocate(40 << 10, U8))
+        c.refused(errors.HeapExhaustedError, "any", lambda heap: heap.allocate(40 << 10, U8))
         assert take(c, (0, 1), 24 << 10) == [40 << 10, 40 << 10, None]
         c.free(first)
         c.barrier()
@@ -78,7 +78,7 @@ def test_groups_lose_no_more_room_than_allocations_need_and_what_they_have_is_no
         assert c.stats("fragmentation") == [1 - 24 / 36, 1 - 24 / 36, 1 - 36 / 60]
         raised = c.attempt(lambda heap: heap.allocate(28 << 10, U8))
         assert [(e.free_bytes, e.largest_free_bytes) for e in raised] == [(36 << 10, 24 << 10)] * 3
-        assert "24576 bytes at its end" in str(raised[2])
+        assert says("heap.of a group") in str(raised[2])
         labels = [[block.label for block in heap.live_blocks()] for heap in c.heaps]
         assert [row[1:] for row in labels] == [["a test"], ["a test"], []]
 
@@ -154,16 +154,15 @@ def test_a_group_that_is_interrupted_takes_nothing_from_others(provides):
 
 
 @table("provides", [COPIES, IMPORTS])
-@table(("wrong", "kind", "complaint"), [
-    (lambda: torch.eye(3).to_sparse(), errors.LayoutError, "only torch.strided tensors"),
-    (lambda: torch.empty(3, 3, device="meta"), errors.DeviceError, "on meta, but this rank's heap is on cpu"),
-    (lambda: torch.ones(3, 3, dtype=torch.cfloat).conj(), errors.UnsupportedError, "lazily conjugated"),
-    (lambda: [1.0], TypeError, "takes a torch tensor, not list"),
+@table(("wrong", "kind", "key"), [
+    (lambda: torch.eye(3).to_sparse(), errors.LayoutError, "strided"), (lambda: [1.0], TypeError, "no tensor"),
+    (lambda: torch.empty(3, 3, device="meta"), errors.DeviceError, "elsewhere"),
+    (lambda: torch.ones(3, 3, dtype=torch.cfloat).conj(), errors.UnsupportedError, "lazy"),
 ])  # fmt: skip
-def test_a_tensor_that_cannot_be_had_on_one_rank_is_the_same_error_everywhere(provides, wrong, kind, complaint):
+def test_a_tensor_that_cannot_be_had_on_one_rank_is_the_same_error_everywhere(provides, wrong, kind, key):
     with Cluster(3, 1 << 16, *provides) as c:
-        words = f"^rank 1 cannot import the tensor that was passed to as_symmetric: .*{complaint}"
-        c.refused(kind, words, lambda heap: heap.as_symmetric(wrong() if heap.rank == 1 else torch.ones(3, 3)))
+        use = lambda heap: heap.as_symmetric(wrong() if heap.rank == 1 else torch.ones(3, 3))
+        c.refused(kind, f"heap.{key}", use, "heap.import")
         assert c.stats("free") == [1 << 16] * 3
         c.barrier()
 
@@ -179,7 +178,7 @@ def test_a_tensor_that_cannot_be_had_on_one_rank_is_the_same_error_everywhere(pr
 def test_tensors_that_differ_between_the_ranks_do_not_become_symmetric(provides, other, told):
     with Cluster(3, 1 << 16, *provides) as c:
         tensors = [torch.ones(8), torch.ones(8), c.each(other)[2]]
-        text = c.refused(errors.SymmetryError, "", lambda heap: heap.as_symmetric(tensors[heap.rank]))
+        text = c.refused(errors.SymmetryError, "any", lambda heap: heap.as_symmetric(tensors[heap.rank]))
         assert "\n  ranks 0, 1: float32 of shape (8,), strides (1,), not on the heap\n" in text
         assert f"\n  rank 2: {told}" in text
         c.barrier()
@@ -195,12 +194,14 @@ def test_strides_and_offsets_count_only_where_somebody_moves(provides):
         if not provides:
             copied = c.each(lambda heap: heap.as_symmetric(turned))
             assert [(t.tolist(), t.stride(), t.requires_grad) for t in copied] == [(turned.tolist(), (1, 4), False)] * 2
-        words = r"rank 1: float32 of shape \(4, 4\), strides \(1, 4\)"
-        c.refused(errors.SymmetryError, words, lambda heap: heap.as_symmetric(wide.t() if heap.rank else wide))
+        words = "rank 1: float32 of shape (4, 4), strides (1, 4)"
+        turned = lambda heap: heap.as_symmetric(wide.t() if heap.rank else wide)
+        c.refused(errors.SymmetryError, "names", turned, name=words)
         on_heap, first = c.allocate(32), c.allocate(32)
         at = c.offsets(first)[1] + 16
-        words = rf"rank 1: uint8 of shape \(16,\), strides \(1,\), on the heap at offset {at}"
-        c.refused(errors.SymmetryError, words, lambda heap: heap.as_symmetric(first[heap.rank][16 * heap.rank :][:16]))
+        words = f"rank 1: uint8 of shape (16,), strides (1,), on the heap at offset {at}"
+        moved = lambda heap: heap.as_symmetric(first[heap.rank][16 * heap.rank :][:16])
+        c.refused(errors.SymmetryError, "names", moved, name=words)
         same = c.each(lambda heap: heap.as_symmetric(on_heap[heap.rank][4:]))
         assert [t.data_ptr() for t in same] == [t[4:].data_ptr() for t in on_heap]
 

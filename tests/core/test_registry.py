@@ -5,7 +5,7 @@ import sys
 import forked
 import pytest
 from dist_info import provider_source
-from tables import table
+from tables import raises, table
 
 from iris_core import errors
 from iris_core.hooks import hookimpl
@@ -40,40 +40,35 @@ def source(**change):
     return provider_source(**{"name": "bad", **change})
 
 
-@table(("text", "complaint", "cause"), [
-    ("import there_is_no_such_module", "iris-bad", ModuleNotFoundError), ("def plugin(:", "iris-bad", SyntaxError),
-    ("raise RuntimeError('at import')", "at import", RuntimeError), ("raise SystemExit(3)", "iris-bad", SystemExit),
-    ("other = 1", "iris-bad", AttributeError),
-    ("plugin = object()", "has no method marked with iris_core.hookimpl", None),
-    ("plugin = None", "is None: name an instance", None), ("class plugin: pass", "is a class: name an instance", None),
-    (HOOK.format("iris_plugin_inof(self)"), "no hook of the kind allocator: did you mean iris_plugin_info?", None),
-    (HOOK.format("iris_plugin_probe(self, device)"), r"device.* can not be found in the hookspec", ...),
-    (HOOK.format("iris_plugin_info(self)"), "does not implement iris_plugin_settings, iris_plugin_probe", None),
-    (HOOK.format("iris_opened(self)"), "iris_opened, which is no hook of the kind allocator", None),
-    (HOOK.format("iris_plugin_info(self)").replace("@hookimpl", "@hookimpl(wrapper=True)"), "as a wrapper", None),
-    (source(name="other"), "says that its name is 'other'", None),
-    (source(kind="BACKEND"), "is of kind backend, but stands in the group 'iris.allocators'", None),
-    (source(info="devices=frozenset()"), "names no device type", None),
-    (source(info="devices={'cpu'}"), "devices as a frozenset of DeviceType", None),
-    (source(info="api='1.0'"), r"api as \(major, minor\)", None),
-    *((source(info=f"{CPU_ONLY}, priority={each}"), "priority as", None) for each in ("float('nan')", "True")),
-    (source(info=CPU_ONLY).replace("'a test'", "5"), "summary as", None),
-    (source(info=CPU_ONLY).replace("name='bad'", "name=5"), "a name of letters", None),
-    (source(info=f"{CPU_ONLY}, provides={{Capability.GROWTH}}"), "provides as a frozenset", None),
-    (f"{source()}\nclass Odd:\n    def __dir__(self): exit(3)\nplugin = Odd()\n", "iris-bad", SystemExit),
-    (source().replace("return PluginInfo(", "return type('I', (PluginInfo,), {'api': property(exit)})("), "ir", ...),
+@table(("text", "key", "cause"), [
+    ("import there_is_no_such_module", "any", ModuleNotFoundError), ("def plugin(:", "any", SyntaxError),
+    ("raise RuntimeError('at import')", "registry.at import", RuntimeError), ("raise SystemExit(3)", "any", SystemExit),
+    ("other = 1", "any", AttributeError), ("plugin = object()", "registry.no hook", None),
+    ("plugin = None", "registry.nothing", None), ("class plugin: pass", "registry.a class", None),
+    (HOOK.format("iris_plugin_inof(self)"), "registry.misspelt", None),
+    (HOOK.format("iris_plugin_probe(self, device)"), "registry.parameter", ...),
+    (HOOK.format("iris_plugin_info(self)"), "registry.incomplete", None),
+    (HOOK.format("iris_opened(self)"), "registry.other kind", None),
+    (HOOK.format("iris_plugin_info(self)").replace("@hookimpl", "@hookimpl(wrapper=True)"), "registry.wrapper", None),
+    (source(name="other"), "registry.other name", None), (source(kind="BACKEND"), "registry.group", None),
+    (source(info="devices=frozenset()"), "registry.no device", None),
+    (source(info="devices={'cpu'}"), "registry.devices", None), (source(info="api='1.0'"), "registry.version", None),
+    *((source(info=f"{CPU_ONLY}, priority={each}"), "registry.priority", None) for each in ("float('nan')", "True")),
+    (source(info=CPU_ONLY).replace("'a test'", "5"), "registry.summary", None),
+    (source(info=CPU_ONLY).replace("name='bad'", "name=5"), "registry.letters", None),
+    (source(info=f"{CPU_ONLY}, provides={{Capability.GROWTH}}"), "registry.provides", None),
+    (f"{source()}\nclass Odd:\n    def __dir__(self): exit(3)\nplugin = Odd()\n", "any", SystemExit),
+    (source().replace("return PluginInfo(", "return type('I', (PluginInfo,), {'api': property(exit)})("), "any", ...),
 ])  # fmt: skip
-def test_a_plugin_that_is_not_right_is_broken_and_no_other(site, text, complaint, cause):
+def test_a_plugin_that_is_not_right_is_broken_and_no_other(site, text, key, cause):
     site.provider("bad", source=text)
     site.provider("good")
     registry = site.registry()
     bad = registry.resolve(ALLOCATOR, "bad")
     for _ in range(2):
-        with pytest.raises(errors.PluginLoadError, match=complaint) as caught:
+        with raises(errors.PluginLoadError, key, "registry.bad") as caught:
             registry.load(bad)
         assert caught.value is bad.error
-    assert "'bad' (iris-bad 1.0)" in str(caught.value)
-    assert "IRIS_BLOCK=bad" in str(caught.value)
     assert cause is ... or isinstance(caught.value.__cause__, cause or type(None))
     for names in (["bad"], []):  # which heals nothing
         registry.block(names)
@@ -81,17 +76,17 @@ def test_a_plugin_that_is_not_right_is_broken_and_no_other(site, text, complaint
     assert registry.load(registry.resolve(ALLOCATOR, "good")).state is PluginState.LOADED
 
 
-@table(("api", "words"), [
-    (PLUGIN_API, ""), ((PLUGIN_API[0], PLUGIN_API[1] + 1), "upgrade iris-core"), ((PLUGIN_API[0] - 1, 9), "0.9"),
+@table(("api", "key"), [
+    (PLUGIN_API, ""), ((PLUGIN_API[0], PLUGIN_API[1] + 1), "registry.upgrade"), ((PLUGIN_API[0] - 1, 9), "names"),
 ])  # fmt: skip
-def test_the_plugin_api_is_checked(site, api, words):
+def test_the_plugin_api_is_checked(site, api, key):
     site.provider("mine", info=f"api={api}, {CPU_ONLY}")
     registry = site.registry()
     (record,) = registry.records()
-    if not words:
+    if not key:
         assert registry.load(record).api == f"{api[0]}.{api[1]}"
         return
-    with pytest.raises(errors.PluginAPIVersionError, match=words):
+    with raises(errors.PluginAPIVersionError, key, name="0.9"):
         registry.load(record)
     assert record.state is PluginState.INCOMPATIBLE
 
@@ -102,16 +97,14 @@ def test_a_misspelt_block_is_told(site, log):
     assert "'mime', which is not installed; did you mean mine?" in log.text
 
 
-@table(("kind", "name", "words", "close"), [
-    (ALLOCATOR, "rnig", "^no allocator named 'rnig' is installed; installed are ring, tree; did you", ("ring",)),
-    (ALLOCATOR, "ring@iris-two", "", ("ring@iris-ring", "tree@iris-tree")),
-    (BACKEND, "triton", r"no backend is installed at all; .*pip install ./iris_triton", ()),
-    (BACKEND, "thing", r"entry point in the group 'iris\.backends'", ()),
+@table(("kind", "name", "key", "close"), [
+    (ALLOCATOR, "rnig", "registry.absent", ("ring",)), (BACKEND, "triton", "registry.to install", ()),
+    (ALLOCATOR, "ring@iris-two", "any", ("ring@iris-ring", "tree@iris-tree")), (BACKEND, "thing", "registry.point", ()),
 ])  # fmt: skip
-def test_not_found_lists_what_is_there_and_says_how_to_install(site, kind, name, words, close):
+def test_not_found_lists_what_is_there_and_says_how_to_install(site, kind, name, key, close):
     site.provider("ring")
     site.provider("tree")
-    with pytest.raises(errors.PluginNotFoundError, match=words or None) as caught:
+    with raises(errors.PluginNotFoundError, key) as caught:
         site.registry().resolve(kind, name)
     assert caught.value.close_matches == close
 
@@ -139,14 +132,14 @@ def test_register_and_unregister(site):
     assert registry.resolve(ALLOCATOR, "noted") is record
     assert registry.probe(record, CPU)
     assert registry.create(record, REQUEST).world_size == 1
-    with pytest.raises(errors.PluginConflictError, match="noted"):
+    with raises(errors.PluginConflictError, name="noted"):
         registry.register(ALLOCATOR, noted())
     registry.unregister(record)
-    for words, kind, plugin, name in (
-        ("kind allocator", BACKEND, noted(), None), ("name is 'noted'", ALLOCATOR, noted(), "other"),
-        ("no method marked", ALLOCATOR, object(), None), ("does not say its name", OBSERVER, Nameless(), None),
+    for key, kind, plugin, name in (
+        ("own kind", BACKEND, noted(), None), ("own name", ALLOCATOR, noted(), "other"),
+        ("no hook", ALLOCATOR, object(), None), ("nameless", OBSERVER, Nameless(), None),
     ):  # fmt: skip
-        with pytest.raises(errors.PluginLoadError, match=words):
+        with raises(errors.PluginLoadError, f"registry.{key}"):
             registry.register(kind, plugin, name)
     assert registry.records() == (blocked,)
     assert registry.register(OBSERVER, Nameless(), name="quiet").api == ""

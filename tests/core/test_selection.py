@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from tables import raises
 
 from iris_core import errors
 from iris_core.registry.select import select
@@ -105,17 +106,16 @@ def test_the_first_device_for_which_both_are_usable(pair):
 
 def test_an_explicit_choice_that_cannot_be(crowd):
     crowd.provider("gpupool", "ALLOCATOR", info=f"{GPU_ONLY}, provides=frozenset(Capability)")
-    for name, error, words, cause in (
-        ("lnag", errors.PluginNotFoundError, "did you mean 'lang'", None),
-        ("broken", errors.PluginLoadError, "", "boom"), ("raising", errors.PluginLoadError, "", "'probe'"),
-        ("future", errors.PluginAPIVersionError, "", None),
-        ("twice", errors.PluginConflictError, "twice@iris-one", None),
-        ("stopped", errors.NoUsablePluginError, "take it out of IRIS_BLOCK", None),
-        ("poor", errors.CapabilityError, "'lang'.* needs remote-atomics, remote-load-store, which .*'poor'", None),
-        ("gpupool", errors.CapabilityError, "'gpupool'.* works on cuda and .*'lang'.* cpu", None),
+    for name, error, key, cause in (
+        ("lnag", errors.PluginNotFoundError, "mean", None),
+        ("broken", errors.PluginLoadError, "any", "boom"), ("raising", errors.PluginLoadError, "any", "'probe'"),
+        ("future", errors.PluginAPIVersionError, "any", None), ("twice", errors.PluginConflictError, "names", None),
+        ("stopped", errors.NoUsablePluginError, "registry.blocked", None),
+        ("poor", errors.CapabilityError, "registry.needs", None),
+        ("gpupool", errors.CapabilityError, "registry.other device", None),
     ):  # fmt: skip
         names = {"backend": "lang", "allocator": name} if error is errors.CapabilityError else {"backend": name}
-        with pytest.raises(error, match=words or None) as caught:
+        with raises(error, key, name="twice@iris-one", near="lang") as caught:
             choose(crowd.registry(), **names)
         assert str(caught.value.__cause__) == str(cause)
     assert choose(crowd.registry(), backend="twice@iris-two").backend.distribution == "iris-two"
@@ -127,11 +127,10 @@ def test_an_explicit_choice_that_cannot_be(crowd):
 
 
 def test_nothing_usable_lists_every_candidate(site):
-    with pytest.raises(errors.NoUsablePluginError, match="none is installed"):
+    with raises(errors.NoUsablePluginError, "registry.none"):
         choose(site.registry())
     site.provider("absent", "ALLOCATOR", probe="return Availability.no('no driver')")
     site.provider("lang", "BACKEND")
-    words = "no allocator and backend can be used together on cpu(?s:.*)iris doctor"
-    with pytest.raises(errors.NoUsablePluginError, match=words) as caught:
+    with raises(errors.NoUsablePluginError, "registry.no pair") as caught:
         choose(site.registry())
     assert reason(caught.value, "absent") == "unavailable: no driver"

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from tables import table
+from tables import raises, table
 
 from iris_core.errors import ArgumentError, DeviceError, LayoutError, NotOnHeapError, UnsupportedError
 
@@ -179,14 +179,13 @@ def test_out_is_filled_and_returned(ctx, name, dtype):
 @table("name", OUT)
 def test_out_is_checked_in_order(ctx, name):
     wrong_everything = torch.empty(7, dtype=torch.int16)
-    for kind, words, out in (
-        (ArgumentError, "has 7 elements, but 6 are required", wrong_everything),
-        (ArgumentError, r"has dtype torch\.int16, but torch\.float32 is required", wrong_everything[:6]),
-        (NotOnHeapError, "is not on the symmetric heap", torch.full((6,), 8.0)),
-    ):
-        with pytest.raises(RuntimeError, match=f"The output tensor {words}") as caught:
+    for kind, key, out in (
+        (ArgumentError, "elements", wrong_everything), (ArgumentError, "dtype", wrong_everything[:6]),
+        (NotOnHeapError, "off heap", torch.full((6,), 8.0)),
+    ):  # fmt: skip
+        with raises(kind, f"tensors.out {key}") as caught:
             made(ctx, name, dtype=torch.float32, out=out)
-        assert isinstance(caught.value, kind)
+        assert isinstance(caught.value, RuntimeError)
     assert ctx.heap.live_blocks() == ()
 
 
@@ -199,22 +198,20 @@ def test_out_may_be_strided_and_may_require_grad_afterwards(ctx):
     assert ctx.empty(3, out=ctx.empty(3)).shape == (3,)
     with pytest.raises(RuntimeError):
         ctx.zeros(12, out=part)  # cannot be viewed as one row
-    with pytest.raises(ArgumentError, match="memory_format= cannot be combined with out="):
+    with raises(ArgumentError, "tensors.out format"):
         ctx.empty(1, 2, 3, 4, out=ctx.empty(24), memory_format=torch.channels_last)
 
 
 @table("name", CASES)
 def test_options_that_the_heap_does_not_have(ctx, name):
     args, kwargs = CASES[name][0]
-    for kinds, words, options in (
-        ((DeviceError, RuntimeError), "requested device cuda:1 but .* is on device cpu", {"device": "cuda:1"}),
-        ((DeviceError,), "leave device out", {"device": "meta"}),
-        ((LayoutError, ValueError), r"torch\.sparse_coo", {"layout": torch.sparse_coo}),
-        ((RuntimeError,), "require gradients", {"dtype": torch.int32, "requires_grad": True}),
-    ):
-        with pytest.raises(kinds[0], match=words) as caught:
+    for kind, key, options in (
+        (DeviceError, "device.elsewhere", {"device": "cuda:1"}), (DeviceError, "device.leave out", {"device": "meta"}),
+        (LayoutError, "names", {"layout": torch.sparse_coo}),
+        (RuntimeError, "tensors.gradients", {"dtype": torch.int32, "requires_grad": True}),
+    ):  # fmt: skip
+        with raises(kind, key, name=torch.sparse_coo):
             getattr(ctx, name)(*args, **kwargs, **options)
-        assert isinstance(caught.value, kinds)
     assert ctx.heap.live_blocks() == ()
 
 
@@ -226,31 +223,31 @@ class FakeGenerator:
 
 def test_pinning_and_generators_of_another_device(ctx):
     for name in ("empty", "rand", "randn"):
-        with pytest.raises(UnsupportedError, match="cannot be pinned"):
+        with raises(UnsupportedError, "tensors.pinned"):
             getattr(ctx, name)(3, pin_memory=True)
     for name, *args in (("rand", 2), ("randn", 2), ("randint", 3, (2,)), ("uniform", 2)):
-        with pytest.raises(DeviceError, match=r"generator is on meta.*torch\.Generator\(device='cpu'\)"):
+        with raises(DeviceError, "tensors.generator"):
             getattr(ctx, name)(*args, generator=FakeGenerator())
     assert ctx.heap.live_blocks() == ()
 
 
-@table(("name", "args", "kwargs", "error", "words"), [
-    *(("arange", args, {}, ValueError, "arange: .*step") for args in [(0, 5, 0), (5, 0), (0, 5, -1)]),
-    *(("uniform", (3, *bounds), {}, ArgumentError, "low must not be above") for bounds in [(2, 1), (0, INF), (NAN, 1)]),
-    ("uniform", ((3,),), {"dtype": torch.int32}, UnsupportedError, "floating"),
-    *(("randint", args, kwargs, ValueError, "randint") for args, kwargs in [
+@table(("name", "args", "kwargs", "error", "key"), [
+    *(("arange", args, {}, ValueError, "tensors.step") for args in [(0, 5, 0), (5, 0), (0, 5, -1)]),
+    *(("uniform", (3, *bounds), {}, ArgumentError, "tensors.low") for bounds in [(2, 1), (0, INF), (NAN, 1)]),
+    ("uniform", ((3,),), {"dtype": torch.int32}, UnsupportedError, "tensors.floating"),
+    *(("randint", args, kwargs, ValueError, "names") for args, kwargs in [
         ((), {}), ((5,), {}), ((1, 2, (3,), 4), {}), ((1, 2, (3,)), {"high": 3}), ((5, (3,)), {"high": 3, "low": 1}),
         ((), {"low": 1, "size": (3,)}),
     ]),
 ])  # fmt: skip
-def test_what_torch_says_less_clearly(ctx, name, args, kwargs, error, words):
-    with pytest.raises(error, match=words):
+def test_what_torch_says_less_clearly(ctx, name, args, kwargs, error, key):
+    with raises(error, key, name="randint"):
         getattr(ctx, name)(*args, **kwargs)
 
 
 def test_a_fill_that_fails_frees_the_block_on_every_rank():
     with Cluster(2) as c:
         contexts = [Context(heap) for heap in c.heaps]
-        c.refused(RuntimeError, "", lambda heap: contexts[heap.rank].randint(300, (3,), dtype=torch.int8))
+        c.refused(RuntimeError, "any", lambda heap: contexts[heap.rank].randint(300, (3,), dtype=torch.int8))
         c.barrier()
         assert c.stats("free") == [c.heap.nbytes] * 2

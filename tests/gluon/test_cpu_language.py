@@ -8,7 +8,7 @@ import torch
 import triton.language as tl
 from gluon_kernels import Notes, load_block, note, said_by_the_compiler
 from kernel_text import kernel_of
-from tables import table
+from tables import raises, table
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
@@ -30,15 +30,14 @@ def double(x, out, n, layout: gl.constexpr, BLOCK: gl.constexpr):
 ONE, TWO = (gl.constexpr(gl.BlockedLayout([n], [32], [4], [0])) for n in (1, 2))
 
 
-@table("text, error, said", [
-    ("gl.store(x + gl.arange(0, 256, layout=TWO), gl.load(x + i))", ValueError,
-     "Layout mismatch in broadcast: BlockedLayout.*2.*vs BlockedLayout.*1"),
-    ("gl.convert_layout(i, TWO, assert_trivial=True)", TypeError, "is not trivial.*The linear layouts are"),
-    ("tl.arange(0, 256)", TypeError, "missing 1 required positional argument: 'layout'"),
+@table("text, error, key", [
+    ("gl.store(x + gl.arange(0, 256, layout=TWO), gl.load(x + i))", ValueError, "unlike"),
+    ("gl.convert_layout(i, TWO, assert_trivial=True)", TypeError, "not trivial"),
+    ("tl.arange(0, 256)", TypeError, "missing"),
 ])  # fmt: skip
-def test_misuse_has_the_compilers_message(text, error, said):
+def test_misuse_has_the_compilers_message(text, error, key):
     kernel = kernel_of(gluon.jit, "x", f"i = gl.arange(0, 256, layout=ONE)\n{text}", gl=gl, tl=tl, ONE=ONE, TWO=TWO)
-    with pytest.raises(error, match=f"(?s){said}"):
+    with raises(error, f"layout.{key}"):
         kernel[(1,)](torch.zeros(256))
     assert said_by_the_compiler(kernel, torch.float32)
 
@@ -48,15 +47,15 @@ LANES = "gl.arange(0, 256, layout=gl.BlockedLayout([1], [{}], [4], [0]))\n"
 
 def test_a_layout_must_fit_the_launch_and_the_others():
     x = torch.zeros(128)
-    with pytest.raises(ValueError, match="Layout has 4 warps per CTA, but the context requires 8 warps per CTA"):
+    with raises(ValueError, "layout.warps", has=4, warps=8):
         double[(1,)](x, x, 128, gl.BlockedLayout([1], [32], [4], [0]), BLOCK=128, num_warps=8)
-    with pytest.raises(ValueError, match="16 threads per warp, but the module specifies 32 threads per warp"):
+    with raises(ValueError, "layout.threads", has=16, threads=32):
         double[(1,)](x, x, 128, gl.BlockedLayout([1], [16], [4], [0]), BLOCK=128)
     for lanes in ((32, 32), (64, 64)):
         kernel_of(gluon.jit, "", "".join(map(LANES.format, lanes)), gl=gl)[(1,)]()
-    with pytest.raises(ValueError, match="32 threads per warp, but the module specifies 64"):
+    with raises(ValueError, "layout.threads", has=32, threads=64):
         kernel_of(gluon.jit, "", "".join(map(LANES.format, (64, 32))), gl=gl)[(1,)]()
-    with pytest.raises(UnsupportedError, match="num_ctas must be 1, not 2"):
+    with raises(UnsupportedError, "layout.clusters"):
         questions[(1,)](x, num_ctas=2)
 
 
@@ -113,9 +112,9 @@ def test_layouts_cover_a_row_before_they_go_to_the_next():
     assert blocked_layout([64, 64], 4, 32, 4).threads_per_warp == [2, 16]
     assert blocked_layout([64, 64], 4, 64, 4).threads_per_warp == [4, 16]
     assert blocked_layout([64, 512], 4, 32, 4).warps_per_cta == [1, 4]
-    with pytest.raises(ValueError, match="powers of 2"):
+    with raises(ValueError, "layout.powers"):
         blocked_layout([48], 4, 32)
-    with pytest.raises(ValueError, match="outside of JIT functions"):
+    with raises(ValueError, "layout.outside"):
         default_layout([16])
 
 
@@ -209,7 +208,7 @@ def test_partitions_wait_for_other_programs():
     flags = torch.zeros(3, dtype=torch.int32)
     two_polls[(2,)](flags)
     assert flags.tolist() == [1, 1, 1]
-    with interpreter.configured(timeout_s=0.3), pytest.raises(interpreter.DeadlockError, match="all programs of the"):
+    with interpreter.configured(timeout_s=0.3), raises(interpreter.DeadlockError, "deadlock.all"):
         talk[(1,)](flags.zero_(), out, 3)
 
 
@@ -223,21 +222,17 @@ def fail(bar):
     gl.device_assert(False, "on purpose")
 
 
-@table("functions, error, texts", [
-    ((wait_for, wait_for, nothing), interpreter.DeadlockError, [
-        "the default partition waits for mbarrier 'first' with phase=0",
-        "partition 1 (wait_for) waits for mbarrier 'second' with phase=0"]),
-    ((nothing, wait_for, nothing), interpreter.DeadlockError, ["partition 1 (wait_for) waits for mbarrier 'second'"]),
-    *((functions, UnsupportedError, ["cannot be called inside a partition"])
+@table("functions, error, keys", [
+    ((wait_for, wait_for, nothing), interpreter.DeadlockError, ["partition.default", "partition.waits"]),
+    ((nothing, wait_for, nothing), interpreter.DeadlockError, ["partition.waits"]),
+    *((functions, UnsupportedError, ["partition.nested"])
       for functions in ((nothing, nothing, nested), (nested, nothing, nothing))),
-    ((nothing, layout_of_the_kernel, nothing), ValueError, [
-        "Layout has 4 warps per CTA, but the context requires 1 warps per CTA"]),
+    ((nothing, layout_of_the_kernel, nothing), ValueError, ["layout.warps"]),
 ])  # fmt: skip
-def test_deadlocks_and_misuse_of_partitions(functions, error, texts):
+def test_deadlocks_and_misuse_of_partitions(functions, error, keys):
     kernel = specializing(*functions)
-    with pytest.raises(error) as caught:
+    with raises(error, *keys, has=4, warps=1) as caught:
         kernel[(3,)](torch.zeros(1))
-    assert all(text in str(caught.value) for text in texts)
     assert getattr(caught.value, "kernel", "kernel") == "kernel"
     assert error is not ValueError or said_by_the_compiler(kernel, torch.float32)
     assert not said_by_the_compiler(specializing(nothing, nothing, nothing), torch.float32)

@@ -10,7 +10,7 @@ import re
 import pytest
 import torch
 from cubins import assembler_says
-from tables import table
+from tables import raises, table
 
 from iris_core import Iris
 from iris_gluon import IrisDeviceCtx, gemm
@@ -116,19 +116,13 @@ def test_a_matrix_of_one_tile():
     assert assembly(compile_for(example.portable, arguments, {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 16}))
 
 
-@table("change, text", [
-    ({"parts": 3}, "parts must be 1 or 2"),
-    ({"block_n": 96}, "block_n 64, 128 or 256"),
-    ({"block_k": 32}, "block_k a multiple of 64"),
-    ({"num_warps": 16}, "num_warps must be 4 or 8"),
-    ({"block_m": 64}, "16 rows of block_m"),
-    ({"stages": 1}, "two stages"),
-    ({"group": 0}, "a group of one row"),
-    ({"stages": 5}, "bytes of shared memory, and there are 232448"),
-    ({"parts": 1}, "bytes of shared memory, and there are 232448"),
+@table("change, key", [
+    ({"parts": 3}, "parts"), ({"block_n": 96}, "parts"), ({"block_k": 32}, "parts"), ({"num_warps": 16}, "warps"),
+    ({"block_m": 64}, "warps"), ({"stages": 1}, "stages"), ({"group": 0}, "stages"), ({"stages": 5}, "shared"),
+    ({"parts": 1}, "shared"),
 ])  # fmt: skip
-def test_configurations_that_are_refused(change, text):
-    with pytest.raises(ValueError, match=text):
+def test_configurations_that_are_refused(change, key):
+    with raises(ValueError, f"gemm.{key}"):
         gemm.GemmConfig(**change)
 
 

@@ -4,8 +4,9 @@ import ast
 import re
 
 import pytest
+from tables import WORDING
 
-from .test_rooms import ROOT, lines, modules, parsed, without
+from .test_rooms import ROOT, lines, modules, name_of, parsed, without
 
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 WORDS = {"docs": 25_000, "README.md": 900}
@@ -16,6 +17,14 @@ OURS = {
     r"\b(nobody|everybody|somebody)\b": 2, r"\bbehind\b": 3, r"\bkinds? of calls?\b": 0, r"\bso (many|much)\b": 3,
     r"\b(no|have|find|finds) room\b": 1, r"(?:^|[.;] )(What|Who|Whoever|Whose) [a-z]+": 13,
 }  # fmt: skip
+
+# What errors of Python, of torch, of Triton and of the tests themselves say: tests may match that where it is raised.
+OF_OTHERS = {
+    "'int' object has no attribute 'to'", "Bad address", "Bad file", "^0$", "^launched$", "a peer is lost",
+    "deliberate, on 0", "deliberate, on 1, without torch", "elsewhere", "gfx1", "is lost", "mine", "no memory",
+    "on purpose", "second", "the last one fails",
+}  # fmt: skip
+SENTENCE = re.compile(r"f?['\"].* .*['\"] (not )?in str\((caught|error|info|raised)\b")
 
 TESTS = 24_000
 """Lines of tests, at most, but for those of features."""
@@ -52,6 +61,21 @@ def test_docstrings_are_in_words_of_the_field():
     assert len(texts) > 3000
     found = {pattern: sum(len(re.findall(pattern, text)) for text in texts) for pattern in OURS}
     assert {pattern: count for pattern, count in found.items() if count > OURS[pattern]} == {}
+
+
+def test_sentences_of_errors_stand_in_one_file():
+    """Tests give keys of wording.toml to `raises` and `says`, and use all of them; `match=` is for errors of others."""
+    keys = {f"{area}.{key}" for area, table in WORDING.items() if isinstance(table, dict) for key in table}
+    found, used = set(), set()
+    for path in set((ROOT / "tests").rglob("*.py")) - {ROOT / "tests" / "support" / "tables.py"}:
+        nodes = [*ast.walk(parsed(path))]
+        texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+        used |= texts | {f"{text}{key}" for text in texts if text.partition(".")[0] in WORDING for key in texts}
+        said = [node.value for node in nodes if isinstance(node, ast.keyword) and node.arg == "match"]
+        said += [node.left for node in nodes if isinstance(node, ast.Compare) and SENTENCE.match(ast.unparse(node))]
+        found |= {ast.unparse(each) for each in said if name_of(getattr(each, "func", each)) != "says"}
+    assert found == {repr(text) for text in OF_OTHERS}
+    assert keys - used == set()
 
 
 def test_tests_keep_to_their_budgets():

@@ -7,6 +7,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from tables import raises
 
 import iris_triton as iris
 from iris_core import Iris
@@ -88,7 +89,7 @@ def existing_tensors():
     torch.cuda.empty_cache()
     with Iris("4GiB", device="cuda", allocator="vmem") as ctx:
         rank, empty = ctx.cur_rank, ctx.stats().committed
-        with pytest.raises(UnsupportedError, match="expandable_segments:True"):  # memory of cudaMalloc
+        with raises(UnsupportedError, "vmem.expandable"):  # memory of cudaMalloc
             ctx.as_symmetric(torch.ones(64, device=ctx.device))
         torch.cuda.empty_cache()
         torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
@@ -173,10 +174,8 @@ def exhausted():
             hog = torch.empty(free - (2 << 30), dtype=U8, device=ctx.device)
         committed = ctx.stats().committed
         ctx.barrier()
-        with pytest.raises(HeapExhaustedError, match=f"rank {full}: cuda:") as caught:
+        with raises(HeapExhaustedError, "vmem.full", rank=full):
             ctx.empty(8 << 30, dtype=U8)
-        assert "has no room for" in str(caught.value)
-        del caught
         assert ctx.stats().committed == committed
         x = ctx.full((64 * MIB // 4,), 5 + ctx.cur_rank, dtype=I32)
         check(ctx, x, lambda peer: 5 + peer)
@@ -327,7 +326,7 @@ def capture(allocator):
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             x += 1
             for name, call in (("zeros", lambda: ctx.zeros(10)), ("free", lambda: ctx.free(extra))):
-                with pytest.raises(HeapError, match=f"^{name}:"):
+                with raises(HeapError, "heap.captured", name=name):
                     call()
         for _ in range(5):
             graph.replay()

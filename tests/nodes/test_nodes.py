@@ -67,8 +67,9 @@ def test_all_survivors_name_who_died(pool, tmp_path, tmp_path_factory, monkeypat
     """And leave no files; nobody is left to remove those of a node that is gone."""
     (victims, use, phase, bound), run = death, tmp_path_factory.mktemp("run")
     monkeypatch.setattr(pool, "_grace_s", 300.0)  # more than the bound of the survivors' waits
-    with pytest.raises(PeerLostError, match="ended with exit code -9"):
+    with pytest.raises(PeerLostError) as caught:
         pool.run(jobs.divided, 4, "2x2", jobs.lose, victims, str(tmp_path), str(run), use, phase, bound)
+    assert set(caught.value.ranks) <= set(victims)
     if phase != "opening" and use is jobs.use:  # where who has not said yet on which node it is might still come
         assert sum(len(os.listdir(folder)) for folder in run.iterdir()) == len(victims) - 1
     survivors = [rank for rank in range(4) if rank not in victims]

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tables import raises
 
 from iris_core.dispatch.choice import Chooser, Tables, place_of
 from iris_core.dispatch.products import FusedCall, float32_products, torch_allows_tf32
@@ -39,9 +40,9 @@ def test_a_config_names_an_algorithm_of_one_operation_and_what_is_given_counts()
     of_amds = tiling(replace(REQUEST, options={**REQUEST.options, "layout": "tiles"}), 8192, 3584)
     assert (of_amds.block_m, of_amds.block_n, of_amds.constants["GROUP"]) == (256, 64, 1)
     assert ScriptsConfig(block_size_m=128, group_size_m=1).given() == {"block_size_m": 128}  # AMD's default is 1
-    with pytest.raises(ArgumentError, match="names an algorithm of matmul_all_reduce"):
+    with raises(ArgumentError, "config.other op"):
         config.named("all_gather_matmul")
-    with pytest.raises(ArgumentError, match="contradicts"):
+    with raises(ArgumentError, "config.contradicts"):
         FusedConfig(algorithm="two_shot", all_reduce_variant="one_shot").named("matmul_all_reduce")
 
 
@@ -107,7 +108,7 @@ def test_scales_go_to_who_takes_them(tmp_path):
     choice, scaled = Chooser(known, Tables(tmp_path, [], "gpu"), ()), replace(REQUEST, dtype="float8_e4m3fn")
     assert choice.choose(replace(scaled, scales="rows"), None).name == known[0].name
     assert choice.choose(replace(scaled, scales="blocks"), None).name == known[1].name
-    with pytest.raises(UnsupportedError, match="it takes no scales of blocks"):
+    with raises(UnsupportedError, "ops.scales"):
         choice.choose(replace(scaled, scales="blocks"), FusedConfig(algorithm="unfused"))
 
 

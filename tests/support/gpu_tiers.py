@@ -312,7 +312,7 @@ def _source(root):
     return {"commit": commit, "files": digest, "changed": None if of_commit is None else of_commit != digest}
 
 
-_TESTED = re.compile(r"(?:[^/]+/)?src/.*\.(?:py|json)|tests/.*\.py")
+_TESTED = re.compile(r"(?:[^/]+/)?src/.*\.(?:py|json)|tests/.*\.(?:py|toml)")
 """Files that decide what tests find: packages with their tables, and the tests."""
 
 

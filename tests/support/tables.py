@@ -1,10 +1,28 @@
-"""Tables of cases of which each is one item."""
+"""Tables of cases of which each is one item, and errors of Iris by keys of their sentences."""
 
 import contextlib
 import functools
 import inspect
+import pathlib
+import re
+import tomllib
 
 import pytest
+
+WORDING = tomllib.loads(pathlib.Path(__file__).with_name("wording.toml").read_text())
+
+
+def says(*keys, **values):
+    """Return a pattern for text that says all that keys of wording.toml stand for; without a key, that names `name`."""
+    values = {name: re.escape(str(value)) for name, value in values.items()}
+    parts = [key.rpartition(".") for key in keys or ["names"]]
+    first, *others = ((WORDING[area] if area else WORDING)[key].format(**values) for area, _, key in parts)
+    return "".join(f"(?=(?s:.*){each})" for each in (first, *others)) if others else first
+
+
+def raises(error, *keys, **values):
+    """As `pytest.raises`, for an error that says what the keys stand for; a key "" stands for no error."""
+    return contextlib.nullcontext() if keys == ("",) else pytest.raises(error, match=says(*keys, **values) or None)
 
 
 def table(names, rows):

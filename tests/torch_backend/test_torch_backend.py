@@ -125,7 +125,7 @@ def test_options():
     """They are copied with all that they say, and others are refused."""
     options = Options(heap_size="8MiB", devices=("cpu",), deterministic=True)
     assert copy.deepcopy(options) == pickle.loads(pickle.dumps(options)) == options != Options()
-    with pytest.raises(TypeError, match="Options"):
+    with pytest.raises(TypeError):
         create(dist.distributed_c10d._DistributedBackendOptions(), dist.ProcessGroupGloo.create_default_device)
 
 

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 from kernel_text import kernel_of
-from tables import table
+from tables import raises, says, table
 
 from iris_core.errors import UnsupportedError
 from iris_triton import _compat, interpreter
@@ -191,7 +191,7 @@ def test_an_argument_that_is_one_is_a_constant():
     kernel[(1,)](out, 1, 1, (1, 2), 1)
     assert out.item() == 4
     for n in (2, True, 1.0):
-        with pytest.raises(TypeError, match="a condition that depends on constants"):
+        with raises(TypeError, "kernel.condition"):
             kernel[(1,)](out, n, 1, (1, 2), 1)
     with pytest.raises(AttributeError, match="'int' object has no attribute 'to'") as caught:
         one[(1,)](out, 1, 1, (1, 2), 1)
@@ -207,22 +207,22 @@ def recursive(n):
     return recursive(n + 1)
 
 
-@table("parameters, text, error, said", [
-    ("x", "tl.store(x, 1 if tl.arange(0, 8) > 3 else 2)", TypeError, r"must be a scalar, not a block of shape \[8\]"),
-    ("x", "tl.static_assert(x is None, 'too small')", AssertionError, "too small"),
-    ("x", "tl.device_assert(tl.load(x) == 2, 'must be two')", AssertionError, "must be two"),
-    ("x", "assert tl.load(x) == 2, 'must be two'", AssertionError, "must be two"),
-    ("x", "tl.store(x, undecorated(1))", NotImplementedError, r"undecorated.*@triton\.jit"),
-    ("x", "tl.store(x, recursive(tl.load(x)))", RecursionError, "depth"),
-    ("x: tl.const", "tl.store(x, 1)", ValueError, "constant pointer"),
-    *(("x", f"tl.store(x, {kind}(tl.program_id(0)))", TypeError, rf"{kind}\(\) in a kernel converts constants only")
+@table("parameters, text, error, key", [
+    ("x", "tl.store(x, 1 if tl.arange(0, 8) > 3 else 2)", TypeError, "kernel.scalar"),
+    *(("x", text, AssertionError, "names") for text in (
+        "tl.static_assert(x is None, 'must be two')", "tl.device_assert(tl.load(x) == 2, 'must be two')",
+        "assert tl.load(x) == 2, 'must be two'")),
+    ("x", "tl.store(x, undecorated(1))", NotImplementedError, "kernel.undecorated"),
+    ("x", "tl.store(x, recursive(tl.load(x)))", RecursionError, "any"),
+    ("x: tl.const", "tl.store(x, 1)", ValueError, "kernel.const"),
+    *(("x", f"tl.store(x, {kind}(tl.program_id(0)))", TypeError, "kernel.converts")
       for kind in ("int", "float", "bool")),
 ])  # fmt: skip
-def test_what_is_refused_as_by_the_compiler(parameters, text, error, said):
+def test_what_is_refused_as_by_the_compiler(parameters, text, error, key):
     kernel = kernel_of(triton.jit, parameters, text, tl=tl, undecorated=undecorated, recursive=recursive)
-    with pytest.raises(error, match=said):
+    with raises(error, key, name="must be two"):
         kernel[(1,)](torch.ones(1, dtype=torch.int32))
-    if said == "must be two":
+    if "== 2" in text:
         kernel[(1,)](torch.tensor([2]))
 
 
@@ -292,25 +292,21 @@ def test_forms_of_launches():
     assert out[0] == 1
 
 
-@table("grid, args, named, error, text", [
-    ((1,), (), {}, TypeError, r"'fill' \(out, .*missing a required argument: 'out'"),
-    ((1,), (1, 2), {"nn": 3}, TypeError, r"out, n, value.*, B.*unexpected keyword argument 'nn'"),
-    ((1,), (object(), 2), {}, TypeError, r"argument 'out' of kernel 'fill' is a object: pass a tensor"),
-    ((1,), (1, "text"), {}, TypeError, r"argument 'n'.*is a str"),
-    ((1,), (1, 2**64), {}, ValueError, r"argument 'n'.*does not fit 64 bits"),
-    ((), (1, 4), {}, ValueError, "1 to 3 dimensions, got 0"),
-    ((-1,), (1, 4), {}, ValueError, "negative dimension"),
-    ((1.5,), (1, 4), {}, TypeError, "must consist of integers"),
+@table("grid, args, named, error, key", [
+    ((1,), (), {}, TypeError, "missing"), ((1,), (1, 2), {"nn": 3}, TypeError, "unexpected"),
+    ((1,), (object(), 2), {}, TypeError, "tensor"), ((1,), (1, "text"), {}, TypeError, "number"),
+    ((1,), (1, 2**64), {}, ValueError, "64 bits"), ((), (1, 4), {}, ValueError, "dimensions"),
+    ((-1,), (1, 4), {}, ValueError, "negative"), ((1.5,), (1, 4), {}, TypeError, "integers"),
 ])  # fmt: skip
-def test_what_does_not_fit_is_refused_before_anything_runs(grid, args, named, error, text):
+def test_what_does_not_fit_is_refused_before_anything_runs(grid, args, named, error, key):
     tensor = torch.zeros(4)
-    with pytest.raises(error, match=text):
+    with raises(error, f"launch.{key}"):
         fill[grid](*(tensor if a == 1 and i == 0 else a for i, a in enumerate(args)), **named)
     assert not tensor.any()
 
 
 def test_tensors_on_different_devices_are_refused():
-    with pytest.raises(ValueError, match="argument 'out' of kernel 'kernel' is on meta, but other arguments are on"):
+    with raises(ValueError, "launch.devices"):
         pair[(1,)](torch.zeros(4), torch.zeros(4, device="meta"))
 
 
@@ -329,7 +325,7 @@ def test_enabling_is_idempotent_and_disabling_restores(monkeypatch):
     test_forms_of_launches()
     interpreter.disable()
     monkeypatch.setattr(_compat.triton, "__version__", "9.4.1")
-    with pytest.warns(RuntimeWarning, match=r"Triton 9\.4\.1 is not one of the versions.*3\.6, 3\.7, 3\.8, 3\.9"):
+    with pytest.warns(RuntimeWarning, match=says("triton.version")):
         interpreter.enable()
 
 
@@ -425,7 +421,7 @@ def test_assembly_that_is_built_in():
         "mov.u64 t, %globaltimer; sub.u64 $0, t, $1;",
         "s_waitcnt vmcnt(0)\nv_mov_b32 $0, 0",
     ):
-        with pytest.raises(UnsupportedError, match="cannot run the inline assembly"):
+        with raises(UnsupportedError, "kernel.assembly"):
             assembly[(1,)](out, text)
 
 
@@ -466,7 +462,7 @@ def test_triton_interpret_has_no_effect_and_waiting_programs_let_the_process_end
 def test_a_triton_that_lacks_something_is_refused_with_the_versions_that_fit(monkeypatch):
     monkeypatch.setitem(sys.modules, "triton.runtime.interpreter", None)
     spec = importlib.util.spec_from_file_location("iris_triton._compat_again", _compat.__file__)
-    with pytest.raises(UnsupportedError, match=r"lacks something that Iris needs.* with Triton 3\.6, 3\.7, 3\.8, 3"):
+    with raises(UnsupportedError, "triton.lacks"):
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
@@ -478,5 +474,5 @@ def test_a_language_that_nothing_loaded_runs_is_refused_by_name(monkeypatch):
     def gluon_kernel(x):
         pass
 
-    with pytest.raises(UnsupportedError, match=r"'gluon_kernel' is written in Gluon.*import iris_gluon.interpreter"):
+    with raises(UnsupportedError, "triton.gluon"):
         gluon_kernel[(1,)](torch.zeros(1))

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 from kernel_text import kernel_of
-from tables import table
+from tables import raises, table
 
 import iris_triton as iris
 from iris_core import Iris
@@ -70,7 +70,7 @@ def test_a_program_can_wait_for_a_later_one_and_a_deadlock_says_where(monkeypatc
     if "plain" not in how:
         reverse[(6,)](words(2 * 6 + 2), order, 6, POLLS[how])
         assert order.tolist() == [5, 4, 3, 2, 1, 0]
-    with interpreter.configured(timeout_s=0.2), pytest.raises(DeadlockError) as info:
+    with interpreter.configured(timeout_s=0.2), raises(DeadlockError, "deadlock.where", "deadlock.others") as info:
         stuck[(5,)](flag, POLLS[how])
     error = info.value
     assert isinstance(error, TimeoutError)
@@ -78,18 +78,15 @@ def test_a_program_can_wait_for_a_later_one_and_a_deadlock_says_where(monkeypatc
     assert error.program[0] < 3
     assert error.address in (flag.data_ptr(), flag.data_ptr() + 4 * (how == "two plain"))
     assert error.last_value in (0xFFFFFFFB, 0)  # lanes that are masked off show 0
-    assert "'stuck'" in str(error)
-    assert "of block 'flag' of 32 bytes" in str(error)
-    assert "2 other programs wait, 0 have not started" in str(error)
     reverse[(3,)](words(), words(), 3, POLLS["atomic"])  # everything still works
 
 
 def test_a_waiting_kernel_notices_that_a_peer_has_ended(make_heap):
     check = mock.Mock(side_effect=[None, PeerLostError("rank 1 has ended", ranks=(1,))])
     heap = make_heap(1, (128, 8, "flag"), rank=3, check=check)
-    with pytest.raises(PeerLostError, match="rank 1"):
+    with pytest.raises(PeerLostError) as caught:
         stuck[(3,)](heap.tensor(0, 128, 2, torch.int32), POLLS["volatile"])
-    assert check.call_count == 2
+    assert (caught.value.ranks, check.call_count) == ((1,), 2)
 
 
 @triton.jit
@@ -166,7 +163,7 @@ def test_an_interrupt_ends_the_launch(interruptible, programs, make_heap):
 
 
 def test_timeouts_must_be_positive():
-    with pytest.raises(ValueError, match="must be positive"):
+    with raises(ValueError, "deadlock.bound"):
         interpreter.configure(timeout_s=float("nan"))
 
 
@@ -175,10 +172,9 @@ def test_alone_a_deadlock_is_an_error_at_once(on_heap):
     with contextlib.ExitStack() as stack:
         flag = stack.enter_context(Iris("1MiB", device="cpu")).zeros(8, dtype=torch.int32) if on_heap else words()
         stack.enter_context(interpreter.configured(timeout_s=NEVER))
-        with pytest.raises(DeadlockError, match="no program of any rank changes") as caught:
+        with raises(DeadlockError, "deadlock.at once", "deadlock.on heap" if on_heap else "any") as caught:
             stuck[(3,)](flag, POLLS["volatile"])
-    assert caught.value.kernel == "stuck"
-    assert [text in str(caught.value) for text in ("on rank 0 of 1", "of the heap of rank 0)")] == [on_heap] * 2
+    assert (caught.value.kernel, caught.value.rank) == ("stuck", 0 if on_heap else None)
 
 
 @triton.jit

@@ -18,6 +18,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from tables import raises
 from triton.backends.nvidia.driver import CudaLauncher
 from triton.runtime import _allocation
 
@@ -196,15 +197,15 @@ def test_a_thread_gets_a_context_and_what_the_driver_refuses_is_an_error(made):
     launch, fake = made(201, 0, 719)
     launch(None, *torch.zeros(2, 1))
     assert (len(fake.launched), fake.contexts) == (2, [503])
-    with pytest.raises(RuntimeError, match=r"CUDA refused a launch: the device is lost \(719\)"):
+    with raises(RuntimeError, "launch.refused"):
         launch(None, *torch.zeros(2, 1))
     fake.launched.clear()
     for arguments, named in (((None, torch.zeros(1)), {}), ((None, *torch.zeros(2, 1)), {"x": 1}), ((), {})):
-        with pytest.raises(TypeError, match="a launch takes a stream and 2 tensors, got"):
+        with raises(TypeError, "launch.arguments"):
             launch(*arguments, **named)
-    with pytest.raises(AttributeError, match="data_ptr"):
+    with raises(AttributeError, name="data_ptr"):
         launch(None, torch.zeros(1), "text")
-    with pytest.raises(AttributeError, match="cuda_stream"):
+    with raises(AttributeError, name="cuda_stream"):
         launch(7, *torch.zeros(2, 1))
     assert fake.launched == []
 
