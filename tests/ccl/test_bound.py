@@ -84,9 +84,9 @@ def refused():
     with Iris("1MiB", device="cpu") as ctx:
         x, bind = torch.ones(4), ctx.ccl.bind
         wrong = unlike(
-            ("ArgumentError: .*there are all_reduce, ", lambda: bind("all_sum", x, x)),
-            (r"ArgumentError: .*start\(\)", lambda: bind("all_reduce", x, x, async_op=True)),
-            (r"ArgumentError: .*start\(\)", lambda: ctx.ops.bind("matmul_all_reduce", x, x, x, workspace=object())),
+            ("ArgumentError: ccl.operations", lambda: bind("all_sum", x, x)),
+            ("ArgumentError: ccl.start", lambda: bind("all_reduce", x, x, async_op=True)),
+            ("ArgumentError: ccl.start", lambda: ctx.ops.bind("matmul_all_reduce", x, x, x, workspace=object())),
             ("ArgumentError", lambda: bind("all_reduce", x, torch.ones(5))),
         )
         call = bind("all_reduce", x, x)

@@ -165,7 +165,7 @@ def without_room(device, deterministic):
         out = torch.zeros(1024, 4096, device=ctx.device)
         config = None if deterministic else FusedConfig(algorithm="two_shot")
         call = partial(ctx.ops.matmul_all_reduce, out, a, b)
-        assert unlike(*[("UnsupportedError: .*no room for them", lambda: call(config=config))] * 2) == []
+        assert unlike(*[("UnsupportedError: products.no room", lambda: call(config=config))] * 2) == []
         if not deterministic:
             call()
         assert out.unique().tolist() == [8.0 * ctx.num_ranks * (not deterministic)]
@@ -197,44 +197,44 @@ def refused(device):
         reduce(a, b, ctx.zeros(6))
         scaled(a_scales=rows, b_scales=columns)
         wrong = unlike(
-            (r"ArgumentError: matmul_all_reduce: .*\(12, 6\)", lambda: total(out[:5], a, b)),
-            ("ArgumentError: .*as many columns as B has rows", lambda: reduce(a[:, :3], b)),
-            ("ArgumentError: .*A must be a matrix", lambda: reduce(a[0], b)),
-            ("ArgumentError: .*inner dimension is 0", lambda: reduce(a[:, :0], b[:0])),
-            ("ArgumentError: .*A has dtype float32, B float16", lambda: reduce(a, b.half())),
-            ("ArgumentError: .*the output has dtype float16", lambda: total(out.half(), a, b)),
+            ("ArgumentError: products.output", lambda: total(out[:5], a, b)),
+            ("ArgumentError: products.columns", lambda: reduce(a[:, :3], b)),
+            ("ArgumentError: products.matrix", lambda: reduce(a[0], b)),
+            ("ArgumentError: products.empty", lambda: reduce(a[:, :0], b[:0])),
+            ("ArgumentError: products.dtypes", lambda: reduce(a, b.half())),
+            ("ArgumentError: products.dtype of output", lambda: total(out.half(), a, b)),
             ("UnsupportedError: .*int32", lambda: total(*(x.int() for x in (out, a, b)))),
-            (r"ArgumentError: .*\(6,\), \(1, 6\) or \(12, 1\)", lambda: reduce(a, b, ctx.zeros(5))),
-            ("ArgumentError: .*the bias has dtype float16", lambda: reduce(a, b, halves.to(ctx.device))),
-            ("ArgumentError: .*the output and A share memory", lambda: reduce(out[:, :4], b)),
-            ("ArgumentError: .*torch.no_grad", lambda: reduce(a, grad)),
+            ("ArgumentError: products.bias", lambda: reduce(a, b, ctx.zeros(5))),
+            ("ArgumentError: products.dtype of bias", lambda: reduce(a, b, halves.to(ctx.device))),
+            ("ArgumentError: products.shares A", lambda: reduce(out[:, :4], b)),
+            ("ArgumentError: products.gradient", lambda: reduce(a, grad)),
             ("TypeError: .*FusedConfig", lambda: reduce(a, b, config=Config())),
             ("TypeError: .*FusedWorkspace", lambda: reduce(a, b, workspace={})),
             ("UnsupportedError: .*num_fetch_sms", lambda: reduce(a, b, config=two_shot(num_fetch_sms=8))),
-            ("UnsupportedError: .*block_size_m is 48", lambda: reduce(a, b, config=two_shot(block_size_m=48))),
-            ("ArgumentError: .*must divide the 11 rows", lambda: scatter(a[:-1], b)),
-            (r"ArgumentError: .*must be \(6, 6\)", lambda: ops.matmul_reduce_scatter(out, a, b)),
-            ('ArgumentError: .*layout="tiles" the output must be', lambda: scatter(a, b, layout="tiles")),
-            ("ArgumentError: .*one of torch, tiles", lambda: scatter(a, b, layout="columns")),
-            ("ArgumentError: .*they fit gather_dim=0", before),
-            ("ArgumentError: .*gather_dim must be 0", lambda: before(gather_dim=2)),
+            ("UnsupportedError: products.block_size_m", lambda: reduce(a, b, config=two_shot(block_size_m=48))),
+            ("ArgumentError: products.rows", lambda: scatter(a[:-1], b)),
+            ("ArgumentError: products.divided output", lambda: ops.matmul_reduce_scatter(out, a, b)),
+            ("ArgumentError: products.tiles", lambda: scatter(a, b, layout="tiles")),
+            ("ArgumentError: products.layout", lambda: scatter(a, b, layout="columns")),
+            ("ArgumentError: products.fit", before),
+            ("ArgumentError: products.gather_dim", lambda: before(gather_dim=2)),
             (".*num_sms", lambda: before(gather_dim=0, config=of(algorithm="fetch", num_sms=2, num_fetch_sms=2))),
-            ("ArgumentError: .*b_scales are missing", of_rows),
-            ("ArgumentError: .*b_scales must be float32", lambda: of_rows(b_scales=columns.half())),
-            (r"ArgumentError: .*\(12, 1\), .* \(1, 1\)", lambda: scaled(a_scales=rows[:5], b_scales=columns)),
-            ("ArgumentError: .*8-bit floats", lambda: reduce(a, b, a_scales=rows, b_scales=columns)),
+            ("ArgumentError: products.scales", of_rows),
+            ("ArgumentError: products.dtype of scales", lambda: of_rows(b_scales=columns.half())),
+            ("ArgumentError: products.scales of rows", lambda: scaled(a_scales=rows[:5], b_scales=columns)),
+            ("ArgumentError: products.floats", lambda: reduce(a, b, a_scales=rows, b_scales=columns)),
             ("UnsupportedError: .*gather_dim=0",
              lambda: gather(a[:, :2].to(f8), b.to(f8), a_scales=rows, b_scales=columns)),
-            ("UnsupportedError: .*block_size_k is 256",
+            ("UnsupportedError: products.block_size_k",
              lambda: of_blocks(b_scales=ctx.ones(1, 1), config=two_shot(block_size_k=256))),
             # the same kinds of calls, which are known now
-            ("ArgumentError: .*the output and A share memory",
+            ("ArgumentError: products.shares A",
              lambda: total(spread, buffer.as_strided((6 * size, 4), (64, 1), 64), b[:, :4])),
             (".*lazily negated", lambda: total(column, negated, b[:, :4])),
-            ("ArgumentError: .*the output and B share memory", lambda: reduce(a, out[:4])),
-            ("ArgumentError: .*the output and bias share memory", lambda: reduce(a, b, out[0])),
-            ("ArgumentError: .*the output and a_scales", lambda: scaled(a_scales=out.view(-1)[:12], b_scales=columns)),
-            ("UnsupportedError: .*no device multiplies", lambda: reduce(a.to(f8), b.to(f8z))),
+            ("ArgumentError: products.shares B", lambda: reduce(a, out[:4])),
+            ("ArgumentError: products.shares bias", lambda: reduce(a, b, out[0])),
+            ("ArgumentError: products.shares scales", lambda: scaled(a_scales=out.view(-1)[:12], b_scales=columns)),
+            ("UnsupportedError: products.unlike floats", lambda: reduce(a.to(f8), b.to(f8z))),
         )  # fmt: skip
         scatter(a, b)
         ctx.barrier()

@@ -9,14 +9,17 @@ import tomllib
 
 import pytest
 
-WORDING = tomllib.loads(pathlib.Path(__file__).with_name("wording.toml").read_text())
+WORDING = {
+    f"{area}.{key}".removeprefix("all."): text
+    for area, texts in tomllib.loads(pathlib.Path(__file__).with_name("wording.toml").read_text()).items()
+    for key, text in texts.items()
+}
 
 
 def says(*keys, **values):
     """Return a pattern for text that says all that keys of wording.toml stand for; without a key, that names `name`."""
     values = {name: re.escape(str(value)) for name, value in values.items()}
-    parts = [key.rpartition(".") for key in keys or ["names"]]
-    first, *others = ((WORDING[area] if area else WORDING)[key].format(**values) for area, _, key in parts)
+    first, *others = (WORDING[key].format(**values) for key in keys or ["names"])
     return "".join(f"(?=(?s:.*){each})" for each in (first, *others)) if others else first
 
 
