@@ -95,7 +95,7 @@ def products(state: State, ctx: Iris) -> None:
     state.resources.enter_context(ctx.scope())
     problem = Problem(ctx, op, part_of(ctx, WORLD), m, n, k)
     if not place:
-        problem.out, problem.a = torch.empty_like(problem.out), problem.a.clone()
+        problem.leave_heap()
     state.set_flops(problem.flops)
     tensors = problem.out, problem.a, problem.b
     names = usable(ctx.ops.explain(op, *tensors, **problem.options))

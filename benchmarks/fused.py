@@ -18,6 +18,8 @@ Scales "rows" and "blocks" (--axis scales=none,rows,blocks): products of float8_
 bf16.  "gemm" is torch._scaled_mm then, with fast accumulation, "cublas+nccl" it and NCCL, which gathers A's scales,
 too; where torch takes no such scales, both are left out.
 
+Places: A and the output are "ordinary" tensors, or lie on the "heap"; weights and scales are ordinary.
+
 Group "half": the two halves of the ranks side by side, from four ranks on, each with a weight of its own.
 
 "iris" chooses by its tables: measure them first (`iris tune --ops`).
@@ -34,6 +36,7 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+from ccl import HEAP, ORDINARY
 from ccl_groups import HALF, groups, part_of
 from ccl_peers import OFF
 
@@ -154,6 +157,12 @@ class Problem:
             self.product = torch.empty(*sample.shape[:2], dtype=DTYPE, device=ctx.device)
         self.flops = 2.0 * math.prod(sample.shape)
 
+    def leave_heap(self) -> None:
+        """Give the operation ordinary tensors."""
+        self.out, self.a = torch.empty_like(self.out), self.a.clone()
+        if self.op == "all_gather_matmul":
+            self.moved = self.moved[0], self.a.view(self.moved[1].dtype)
+
     def is_right(self) -> bool:
         """Whether every element of the output is what it must be."""
         return torch.equal(self.out, self.want)
@@ -253,6 +262,8 @@ def declare(state: State, ctx: Iris, op: str) -> None:
     if kind != NONE and state.on_gpu and state["m"] not in ROWS_OF_SCALED:
         state.skip(f"products with scales are measured with {ROWS_OF_SCALED} rows")
     problem = Problem(ctx, op, part, state["m"], n, k, kind)
+    if state["place"] == ORDINARY:
+        problem.leave_heap()
     state.set_flops(problem.flops)
     options, run = problem.options | {"group": part.members}, getattr(ctx.ops, op)
     tensors = problem.out, problem.a, problem.b
@@ -307,6 +318,7 @@ def declare(state: State, ctx: Iris, op: str) -> None:
 
 
 @bench.register
+@bench.axis("place", [ORDINARY, HEAP])
 @bench.axis("weight", weights)
 @bench.axis("m", rows)
 @bench.axis("group", groups)
@@ -317,6 +329,7 @@ def all_gather_matmul(state: State, ctx: Iris) -> None:
 
 
 @bench.register
+@bench.axis("place", [ORDINARY, HEAP])
 @bench.axis("weight", weights)
 @bench.axis("m", rows)
 @bench.axis("group", groups)
@@ -327,6 +340,7 @@ def matmul_reduce_scatter(state: State, ctx: Iris) -> None:
 
 
 @bench.register
+@bench.axis("place", [ORDINARY, HEAP])
 @bench.axis("weight", weights)
 @bench.axis("m", rows)
 @bench.axis("group", groups)
@@ -337,6 +351,7 @@ def matmul_all_reduce(state: State, ctx: Iris) -> None:
 
 
 @bench.register
+@bench.axis("place", [ORDINARY, HEAP])
 @bench.axis("weight", weights)
 @bench.axis("m", rows)
 @bench.axis("group", groups)
