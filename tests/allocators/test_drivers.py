@@ -186,7 +186,7 @@ def test_multicast_is_nvidias(load):
     ])  # fmt: skip
     assert (given.numDevices, given.size, given.handleTypes) == (2, SIZE, 1)
     m.cuDeviceGetAttribute = lambda *args: (0, False)
-    with raises(UnsupportedError, "driver.multicast", device=DEVICE):
+    with raises(UnsupportedError, "names", "allocators.no support", name=f"cuda:{DEVICE}"):
         driver.create_multicast(2, SIZE)
     with raises(UnsupportedError, name="NVIDIA"):
         load(HIP)[0].Vmm(DEVICE).multicast_granularity(2, SIZE)
@@ -253,7 +253,7 @@ def test_devices_without_it_are_refused(load, kind, attribute):
     vendor, m = load(kind)
     lacking = getattr(m.CUdevice_attribute if kind is CUDA else m.hipDeviceAttribute_t, attribute)
     m.cuDeviceGetAttribute = m.hipDeviceGetAttribute = lambda asked, index: (0, asked is not lacking)
-    with raises(UnsupportedError, "driver.no support"):
+    with raises(UnsupportedError, "allocators.no support"):
         vendor.Vmm(DEVICE)
 
 

@@ -58,7 +58,7 @@ def test_peers_keep_the_memory_and_no_descriptor_is_left_behind(huge_pages):
         ([Segment(0, 10, fd=os.dup(0)), Segment(10, 10, fd=os.dup(0))], "one file"),
         ([Segment(0, 1 << 30, fd=os.dup(fd))], "fewer"),
     ):
-        with raises(HeapError, f"host.{key}"):
+        with raises(HeapError, f"allocators.{key}"):
             two.import_peer(1, segments)
     one.close()
     assert ctypes.c_uint8.from_address(mapping.base_ptr + 100).value == 42, "the peer's mapping holds the pages"

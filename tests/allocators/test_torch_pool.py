@@ -122,7 +122,7 @@ def test_every_driver_call_may_fail_and_nothing_leaks():
         driver = FakeIpc()
         driver.fail_at = number
         kind = {"ipc_open": PeerAccessError, "ipc_close": DriverError}.get(name, UnsupportedError)
-        with raises(kind, "driver.failed", "driver.vmem" if kind is UnsupportedError else "any", name=name):
+        with raises(kind, "allocators.failed", "allocators.vmem" if kind is UnsupportedError else "any", name=name):
             life(driver)
         assert driver.counts() == (name == "ipc_close",), "more than the one that would not close"
     driver = FakeIpc()

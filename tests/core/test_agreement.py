@@ -162,7 +162,7 @@ class Model:
     def drop(self, index, ranks):
         for offset, tensors in self.freed:
             free = lambda heap, tensors=tensors: heap.free(tensors[heap.rank])
-            self.cluster.refused(HeapError, "heap.freed at", free, offset=offset)
+            self.cluster.refused(HeapError, "heap.freed", free, offset=offset)
         self.freed.clear()
         if self.live:
             tensors = self.live[sorted(self.live)[index % len(self.live)]]

@@ -25,13 +25,11 @@ def opened(size="1MiB", **options):
 
 def test_a_failed_open_leaves_nothing():
     before = open_descriptors()
-    for_gpus = ("device.of torch", "any") if torch.cuda.is_available() else ["device.no gpu"] * 2
     for bad, error, key in (
         ({"allocator": "hots"}, errors.PluginNotFoundError, "any"), ({"size": "1EiB"}, errors.HeapError, "any"),
         ({"backend": "tritn"}, errors.PluginNotFoundError, "any"),
         ({"device": "cpuu"}, errors.SettingsError, "settings.device"),
-        ({"device": f"cuda:{9**20}"}, errors.DeviceError, for_gpus[0]),
-        ({"device": "cuda:77"}, errors.DeviceError, for_gpus[1]),
+        *(({"device": f"cuda:{index}"}, errors.DeviceError, "any") for index in (9**20, 77)),
     ):  # fmt: skip
         with raises(error, key) as caught:
             opened(**bad)
@@ -62,9 +60,9 @@ def test_close_is_idempotent_and_final():
 
 def test_what_is_no_tensor_is_refused(ctx):
     for use in (ctx.free, ctx.is_symmetric, ctx.as_symmetric):
-        with raises(TypeError, "heap.no tensor"):
+        with pytest.raises(TypeError):
             use([1])
-    with raises(TypeError, "heap.no stream"):
+    with pytest.raises(TypeError):
         ctx.barrier(stream=5)
 
 
@@ -89,7 +87,7 @@ def test_symmetry_of_tensors_and_many_contexts_at_once(ctx):
     with ctx.scope():
         t, bases = ctx.allocate_symmetric(2, 3, dtype=torch.bfloat16)
         assert bases.tolist() == [t.data_ptr()]
-    with raises(errors.HeapError, "heap.freed"):
+    with raises(errors.HeapError, "heap.freed", offset=256):
         ctx.free(t)
 
 

@@ -154,15 +154,15 @@ def test_a_group_that_is_interrupted_takes_nothing_from_others(provides):
 
 
 @table("provides", [COPIES, IMPORTS])
-@table(("wrong", "kind", "key"), [
-    (lambda: torch.eye(3).to_sparse(), errors.LayoutError, "strided"), (lambda: [1.0], TypeError, "no tensor"),
-    (lambda: torch.empty(3, 3, device="meta"), errors.DeviceError, "elsewhere"),
-    (lambda: torch.ones(3, 3, dtype=torch.cfloat).conj(), errors.UnsupportedError, "lazy"),
+@table(("wrong", "kind"), [
+    (lambda: torch.eye(3).to_sparse(), errors.LayoutError), (lambda: [1.0], TypeError),
+    (lambda: torch.empty(3, 3, device="meta"), errors.DeviceError),
+    (lambda: torch.ones(3, 3, dtype=torch.cfloat).conj(), errors.UnsupportedError),
 ])  # fmt: skip
-def test_a_tensor_that_cannot_be_had_on_one_rank_is_the_same_error_everywhere(provides, wrong, kind, key):
+def test_a_tensor_that_cannot_be_had_on_one_rank_is_the_same_error_everywhere(provides, wrong, kind):
     with Cluster(3, 1 << 16, *provides) as c:
         use = lambda heap: heap.as_symmetric(wrong() if heap.rank == 1 else torch.ones(3, 3))
-        c.refused(kind, f"heap.{key}", use, "heap.import")
+        c.refused(kind, "heap.import", use)
         assert c.stats("free") == [1 << 16] * 3
         c.barrier()
 

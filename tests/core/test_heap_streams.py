@@ -235,12 +235,12 @@ def test_nothing_is_allocated_or_freed_while_a_graph_is_captured(world_size):
 def test_record_stream_takes_streams_and_tensors_of_the_heap(heap):
     with Ranks(1) as c:
         t, side = c.heap.allocate(100, U8), c.devices[0].side
-        with raises(TypeError, "heap.no stream"):
+        with pytest.raises(TypeError):
             c.heap.record_stream(t, 0)
         with pytest.raises(NotOnHeapError):
             c.heap.record_stream(torch.ones(3), side)
         c.heap.free(t)
-        with raises(HeapError, "heap.freed"):
+        with raises(HeapError, "heap.freed", offset=0):
             c.heap.record_stream(t, side)
     t = heap.allocate(100, U8)
     heap.record_stream(t, Stream())  # streams are no business of the CPU

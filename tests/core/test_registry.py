@@ -44,7 +44,7 @@ def source(**change):
     ("import there_is_no_such_module", "any", ModuleNotFoundError), ("def plugin(:", "any", SyntaxError),
     ("raise RuntimeError('at import')", "registry.at import", RuntimeError), ("raise SystemExit(3)", "any", SystemExit),
     ("other = 1", "any", AttributeError), ("plugin = object()", "registry.no hook", None),
-    ("plugin = None", "registry.nothing", None), ("class plugin: pass", "registry.a class", None),
+    *((each, "registry.no instance", None) for each in ("plugin = None", "class plugin: pass")),
     (HOOK.format("iris_plugin_inof(self)"), "registry.misspelt", None),
     (HOOK.format("iris_plugin_probe(self, device)"), "registry.parameter", ...),
     (HOOK.format("iris_plugin_info(self)"), "registry.incomplete", None),
@@ -66,7 +66,7 @@ def test_a_plugin_that_is_not_right_is_broken_and_no_other(site, text, key, caus
     registry = site.registry()
     bad = registry.resolve(ALLOCATOR, "bad")
     for _ in range(2):
-        with raises(errors.PluginLoadError, key, "registry.bad") as caught:
+        with raises(errors.PluginLoadError, key, "registry.bad", other="other") as caught:
             registry.load(bad)
         assert caught.value is bad.error
     assert cause is ... or isinstance(caught.value.__cause__, cause or type(None))
@@ -136,10 +136,10 @@ def test_register_and_unregister(site):
         registry.register(ALLOCATOR, noted())
     registry.unregister(record)
     for key, kind, plugin, name in (
-        ("own kind", BACKEND, noted(), None), ("own name", ALLOCATOR, noted(), "other"),
+        ("own kind", BACKEND, noted(), None), ("other name", ALLOCATOR, noted(), "other"),
         ("no hook", ALLOCATOR, object(), None), ("nameless", OBSERVER, Nameless(), None),
     ):  # fmt: skip
-        with raises(errors.PluginLoadError, f"registry.{key}"):
+        with raises(errors.PluginLoadError, f"registry.{key}", other="noted"):
             registry.register(kind, plugin, name)
     assert registry.records() == (blocked,)
     assert registry.register(OBSERVER, Nameless(), name="quiet").api == ""

@@ -75,8 +75,8 @@ def test_reductions_are_deterministic_as_torchs_operations_where_nothing_else_is
 
 @table(("name", "text", "key"), [
     ("HEAP_SIZE", "12 parsecs", "size"), ("HEAP_SIZE", "0", "page"), ("HEAP_SIZE", "-1", "size"),
-    ("SYSTEM_SIZE", "9" * 400 + "MiB", "size"), ("DEVICE", "gpu", "device"), ("LOG_LEVEL", "loud", "level"),
-    ("CHECK", "nonsense", "checks"), *(("DEVICE_TIMEOUT", text, "value") for text in ("0", "inf", "nan", "soon")),
+    ("SYSTEM_SIZE", "9" * 400 + "MiB", "size"), ("DEVICE", "gpu", "device"), ("LOG_LEVEL", "loud", "choose"),
+    ("CHECK", "nonsense", "choose"), *(("DEVICE_TIMEOUT", text, "value") for text in ("0", "inf", "nan", "soon")),
     *(("NODES", text, "nodes") for text in ("2x", "0x2", "2+0", "9" * 5000, "999999999x1")),
 ])  # fmt: skip
 def test_a_wrong_variable_is_named_with_value_and_source(monkeypatch, name, text, key):
@@ -114,7 +114,7 @@ def test_plugin_environment_options_and_precedence(monkeypatch):
 @table(("variable", "text", "key"), [
     ("IRIS_S__BOUND_CHECK", "1", "mean"), ("IRIS_S__ZZZ", "1", "known"), ("IRIS_S__NUMBERS", "one", "settings.JSON"),
     ("IRIS_S__BOUNDS_CHECK", "maybe", "settings.value"), ("IRIS_S__INNER__DEPTH", "deep", "settings.value"),
-    ("IRIS_S__INNER__DPETH", "1", "settings.given"),
+    ("IRIS_S__INNER__DPETH", "1", "names"),
 ])  # fmt: skip
 def test_wrong_plugin_variables(monkeypatch, variable, text, key):
     monkeypatch.setenv(variable, text)

@@ -55,7 +55,7 @@ def test_a_layout_must_fit_the_launch_and_the_others():
         kernel_of(gluon.jit, "", "".join(map(LANES.format, lanes)), gl=gl)[(1,)]()
     with raises(ValueError, "layout.threads", has=32, threads=64):
         kernel_of(gluon.jit, "", "".join(map(LANES.format, (64, 32))), gl=gl)[(1,)]()
-    with raises(UnsupportedError, "layout.clusters"):
+    with raises(UnsupportedError, name="num_ctas"):
         questions[(1,)](x, num_ctas=2)
 
 
@@ -223,15 +223,15 @@ def fail(bar):
 
 
 @table("functions, error, keys", [
-    ((wait_for, wait_for, nothing), interpreter.DeadlockError, ["partition.default", "partition.waits"]),
-    ((nothing, wait_for, nothing), interpreter.DeadlockError, ["partition.waits"]),
-    *((functions, UnsupportedError, ["partition.nested"])
+    ((wait_for, wait_for, nothing), interpreter.DeadlockError, ["mbarrier.default waits", "mbarrier.partition waits"]),
+    ((nothing, wait_for, nothing), interpreter.DeadlockError, ["mbarrier.partition waits"]),
+    *((functions, UnsupportedError, ["names"])
       for functions in ((nothing, nothing, nested), (nested, nothing, nothing))),
     ((nothing, layout_of_the_kernel, nothing), ValueError, ["layout.warps"]),
 ])  # fmt: skip
 def test_deadlocks_and_misuse_of_partitions(functions, error, keys):
     kernel = specializing(*functions)
-    with raises(error, *keys, has=4, warps=1) as caught:
+    with raises(error, *keys, has=4, warps=1, name="gl.warp_specialize") as caught:
         kernel[(3,)](torch.zeros(1))
     assert getattr(caught.value, "kernel", "kernel") == "kernel"
     assert error is not ValueError or said_by_the_compiler(kernel, torch.float32)

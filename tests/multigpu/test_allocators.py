@@ -89,7 +89,7 @@ def existing_tensors():
     torch.cuda.empty_cache()
     with Iris("4GiB", device="cuda", allocator="vmem") as ctx:
         rank, empty = ctx.cur_rank, ctx.stats().committed
-        with raises(UnsupportedError, "vmem.expandable"):  # memory of cudaMalloc
+        with raises(UnsupportedError, "allocators.expandable"):  # memory of cudaMalloc
             ctx.as_symmetric(torch.ones(64, device=ctx.device))
         torch.cuda.empty_cache()
         torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
@@ -174,7 +174,7 @@ def exhausted():
             hog = torch.empty(free - (2 << 30), dtype=U8, device=ctx.device)
         committed = ctx.stats().committed
         ctx.barrier()
-        with raises(HeapExhaustedError, "vmem.full", rank=full):
+        with raises(HeapExhaustedError, "allocators.full", rank=full):
             ctx.empty(8 << 30, dtype=U8)
         assert ctx.stats().committed == committed
         x = ctx.full((64 * MIB // 4,), 5 + ctx.cur_rank, dtype=I32)

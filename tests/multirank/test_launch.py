@@ -44,7 +44,7 @@ def test_ranks_that_cannot_be_are_an_error(monkeypatch, tmp_path, file, num_rank
     (tmp_path / file).parent.mkdir(exist_ok=True)
     (tmp_path / file).write_text(f"{400 << 20}\n")
     monkeypatch.setattr(launch, "Path", lambda folder, name: tmp_path / name)
-    with raises(ArgumentError, "run.ranks", ranks=repr(num_ranks)):
+    with raises(ArgumentError, "world.ranks", ranks=repr(num_ranks)):
         iris_core.run(jobs.process_id, num_ranks)
 
 
@@ -53,19 +53,19 @@ def test_the_pool_survives_failures(monkeypatch):
     with RankPool(timeout_s=300) as pool:
         with pytest.raises(RankError, match="deliberate, on 0"):
             pool.run(jobs.raise_on, 2, 0)
-        with raises(PeerLostError, "run.ended", code=7) as caught:
+        with raises(PeerLostError, "world.ended", code=7) as caught:
             pool.run(jobs.die_on, 2, 1)
         assert caught.value.ranks == (1,)
-        with raises(PeerLostError, "run.ended", "names", code=-6, name="in die_on"):
+        with raises(PeerLostError, "world.ended", "names", code=-6, name="in die_on"):
             pool.run(jobs.die_on, 2, 1, True)
-        with raises(PeerLostError, "run.ended", "run.needed", code=7):
+        with raises(PeerLostError, "world.ended", "world.needed", code=7):
             pool.run(jobs.end_slowly, 2, 1)
         pool.run(jobs.process_id, 2)  # the new worker has started
         late = {"job": "hang_on", "rank": 1, "size": 2, "name": "in hang_on"}
-        with raises(CollectiveTimeoutError, "run.late", "names", **late) as caught:
+        with raises(CollectiveTimeoutError, "world.late", "names", **late) as caught:
             pool.run(jobs.hang_on, 2, 1, timeout_s=3.0)
         assert caught.value.missing_ranks == (1,)
-        with raises(RankError, "run.sent"):
+        with raises(RankError, "world.sent"):
             pool.run(jobs.unpicklable, 1)
         assert pool.run(jobs.describe, 2, "y") == [("y", r, 2, str(r), str(r)) for r in range(2)]
 

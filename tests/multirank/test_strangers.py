@@ -176,7 +176,7 @@ def test_a_folder_that_a_stranger_has_made_beforehand(server, tmp_path):
             processes.start(open_by_variables, rank, 2, variables, str(tmp_path))
         assert [processes.answer(1 + rank) for rank in range(2)] == [([(0,), (1,)], [name])] * 2
     assert os.listdir(tmp_path / name) == []
-    with raises(IrisError, "folder.stranger", name=name, user=NOBODY):
+    with raises(IrisError, "world.stranger", name=name, user=NOBODY):
         Folder(tmp_path / name)
 
 
@@ -185,5 +185,5 @@ def test_folders_that_are_not_safe(tmp_path, make):
     """A link, one that is open to others, and a file."""
     tmp_path.chmod(0o700)
     make(path := tmp_path / "folder")
-    with raises(IrisError, "folder.mode"):
+    with raises(IrisError, "world.mode"):
         Folder(path)

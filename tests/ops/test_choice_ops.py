@@ -108,7 +108,7 @@ def test_scales_go_to_who_takes_them(tmp_path):
     choice, scaled = Chooser(known, Tables(tmp_path, [], "gpu"), ()), replace(REQUEST, dtype="float8_e4m3fn")
     assert choice.choose(replace(scaled, scales="rows"), None).name == known[0].name
     assert choice.choose(replace(scaled, scales="blocks"), None).name == known[1].name
-    with raises(UnsupportedError, "ops.scales"):
+    with raises(UnsupportedError, "config.scales"):
         choice.choose(replace(scaled, scales="blocks"), FusedConfig(algorithm="unfused"))
 
 

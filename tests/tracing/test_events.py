@@ -66,5 +66,5 @@ def test_a_file(tmp_path):
     assert (content["metadata"], content["displayTimeUnit"]) == ({"rank": 1}, "ns")
     assert lines_of(path) == lines
     (tmp_path / "other.json").write_text('{"x": [\n\n],\n}')
-    with raises(ValueError, "trace.other"):
+    with raises(ValueError, name="other.json"):
         lines_of(tmp_path / "other.json")

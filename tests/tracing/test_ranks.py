@@ -115,7 +115,7 @@ def mistakes(device, folder):
         tracing, last = ctx.tracing, ctx.cur_rank == 1
         names = (0, "mine"), (-1, "mine"), (5000, "")
         wrong = unlike(
-            *(("ArgumentError: trace.count", partial(tracing.enable, number)) for number in (0, 1.5, True, 1 << 31)),
+            *(("ArgumentError", partial(tracing.enable, number)) for number in (0, 1.5, True, 1 << 31)),
             *(("ArgumentError: ", partial(tracing.name_event, *each)) for each in names),
             ("UnsupportedError: ", tracing.events),
         )

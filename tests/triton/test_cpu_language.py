@@ -325,7 +325,7 @@ def test_enabling_is_idempotent_and_disabling_restores(monkeypatch):
     test_forms_of_launches()
     interpreter.disable()
     monkeypatch.setattr(_compat.triton, "__version__", "9.4.1")
-    with pytest.warns(RuntimeWarning, match=says("triton.version")):
+    with pytest.warns(RuntimeWarning, match=says("names", "triton.versions", name="9.4.1")):
         interpreter.enable()
 
 
@@ -421,7 +421,7 @@ def test_assembly_that_is_built_in():
         "mov.u64 t, %globaltimer; sub.u64 $0, t, $1;",
         "s_waitcnt vmcnt(0)\nv_mov_b32 $0, 0",
     ):
-        with raises(UnsupportedError, "kernel.assembly"):
+        with pytest.raises(UnsupportedError):
             assembly[(1,)](out, text)
 
 
@@ -462,7 +462,7 @@ def test_triton_interpret_has_no_effect_and_waiting_programs_let_the_process_end
 def test_a_triton_that_lacks_something_is_refused_with_the_versions_that_fit(monkeypatch):
     monkeypatch.setitem(sys.modules, "triton.runtime.interpreter", None)
     spec = importlib.util.spec_from_file_location("iris_triton._compat_again", _compat.__file__)
-    with raises(UnsupportedError, "triton.lacks"):
+    with raises(UnsupportedError, "triton.versions"):
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
@@ -474,5 +474,5 @@ def test_a_language_that_nothing_loaded_runs_is_refused_by_name(monkeypatch):
     def gluon_kernel(x):
         pass
 
-    with raises(UnsupportedError, "triton.gluon"):
+    with raises(UnsupportedError, name="gluon_kernel"):
         gluon_kernel[(1,)](torch.zeros(1))

@@ -135,7 +135,7 @@ def test_addresses_from_memory_need_a_named_region(heap):
     interpreter.unregister_memory(first)
     interpreter.unregister_memory(first)
     for address, nbytes in ((0, 8), (100, 0), (100, -1), (2**64 - 4, 8)):
-        with raises(ValueError, "memory.positive"):
+        with raises(ValueError, name=f"{nbytes} bytes at {address:#x}"):
             interpreter.allow_region(address, nbytes)
     with interpreter.configured(bounds_check=False):
         indirect[(1,)](addresses, out, N=4)
@@ -255,7 +255,7 @@ def test_a_context_tensor_of_another_world_is_refused(make_world, given, rank, w
                 context = other.get_device_context().clone()
         elif given == "peer's":
             context = make_world(3).context(2)
-        with raises(ArgumentError, "context.of a peer" if given == "peer's" else "context.other") as caught:
+        with raises(ArgumentError, "kernel.of a peer" if given == "peer's" else "kernel.other context") as caught:
             calling("ctx.store(x + offsets, 1, 0)")[(1,)](context, x, x, rank, world)
         assert not x.any()
     (note,) = caught.value.__notes__

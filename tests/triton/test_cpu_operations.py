@@ -140,10 +140,10 @@ tl.dot_scaled(a, scale, "e5m2", a, scale, "e5m2")
 
 
 @table("text, key", [
-    ("tl.store(x, tl.extra.libdevice.byte_perm(tl.load(x), 1, 2))", "kernel.library"), (SCALED, "kernel.scaled"),
+    ("tl.store(x, tl.extra.libdevice.byte_perm(tl.load(x), 1, 2))", "kernel.library"), (SCALED, "names"),
 ])  # fmt: skip
 def test_what_is_not_there_is_named(text, key):
-    with raises(NotImplementedError, key):
+    with raises(NotImplementedError, key, name="tl.dot_scaled"):
         kernel_of(triton.jit, "x", text, tl=tl)[(1,)](torch.zeros(1, dtype=I32))
 
 

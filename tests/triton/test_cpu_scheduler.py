@@ -70,7 +70,7 @@ def test_a_program_can_wait_for_a_later_one_and_a_deadlock_says_where(monkeypatc
     if "plain" not in how:
         reverse[(6,)](words(2 * 6 + 2), order, 6, POLLS[how])
         assert order.tolist() == [5, 4, 3, 2, 1, 0]
-    with interpreter.configured(timeout_s=0.2), raises(DeadlockError, "deadlock.where", "deadlock.others") as info:
+    with interpreter.configured(timeout_s=0.2), raises(DeadlockError, "deadlock.where") as info:
         stuck[(5,)](flag, POLLS[how])
     error = info.value
     assert isinstance(error, TimeoutError)
@@ -163,7 +163,7 @@ def test_an_interrupt_ends_the_launch(interruptible, programs, make_heap):
 
 
 def test_timeouts_must_be_positive():
-    with raises(ValueError, "deadlock.bound"):
+    with raises(ValueError, name="timeout_s"):
         interpreter.configure(timeout_s=float("nan"))
 
 
