@@ -110,7 +110,7 @@ def test_an_explicit_choice_that_cannot_be(crowd):
         ("lnag", errors.PluginNotFoundError, "mean", None),
         ("broken", errors.PluginLoadError, "any", "boom"), ("raising", errors.PluginLoadError, "any", "'probe'"),
         ("future", errors.PluginAPIVersionError, "any", None), ("twice", errors.PluginConflictError, "names", None),
-        ("stopped", errors.NoUsablePluginError, "registry.blocked", None),
+        ("stopped", errors.NoUsablePluginError, "any", None),
         ("poor", errors.CapabilityError, "registry.needs", None),
         ("gpupool", errors.CapabilityError, "registry.other device", None),
     ):  # fmt: skip
@@ -127,10 +127,11 @@ def test_an_explicit_choice_that_cannot_be(crowd):
 
 
 def test_nothing_usable_lists_every_candidate(site):
-    with raises(errors.NoUsablePluginError, "registry.none"):
+    with pytest.raises(errors.NoUsablePluginError) as caught:
         choose(site.registry())
+    assert caught.value.reasons == {}
     site.provider("absent", "ALLOCATOR", probe="return Availability.no('no driver')")
     site.provider("lang", "BACKEND")
-    with raises(errors.NoUsablePluginError, "registry.no pair") as caught:
+    with pytest.raises(errors.NoUsablePluginError) as caught:
         choose(site.registry())
     assert reason(caught.value, "absent") == "unavailable: no driver"

@@ -73,15 +73,15 @@ def test_reductions_are_deterministic_as_torchs_operations_where_nothing_else_is
     assert load_settings().deterministic
 
 
-@table(("name", "text", "key"), [
-    ("HEAP_SIZE", "12 parsecs", "size"), ("HEAP_SIZE", "0", "page"), ("HEAP_SIZE", "-1", "size"),
-    ("SYSTEM_SIZE", "9" * 400 + "MiB", "size"), ("DEVICE", "gpu", "device"), ("LOG_LEVEL", "loud", "choose"),
-    ("CHECK", "nonsense", "choose"), *(("DEVICE_TIMEOUT", text, "value") for text in ("0", "inf", "nan", "soon")),
-    *(("NODES", text, "nodes") for text in ("2x", "0x2", "2+0", "9" * 5000, "999999999x1")),
+@table(("name", "text"), [
+    *(("HEAP_SIZE", text) for text in ("12 parsecs", "0", "-1")), ("SYSTEM_SIZE", "9" * 400 + "MiB"), ("DEVICE", "gpu"),
+    ("LOG_LEVEL", "loud"), ("CHECK", "nonsense"), *(("DEVICE_TIMEOUT", text) for text in ("0", "inf", "nan", "soon")),
+    *(("NODES", text) for text in ("2x", "0x2", "2+0", "9" * 5000, "999999999x1")),
 ])  # fmt: skip
-def test_a_wrong_variable_is_named_with_value_and_source(monkeypatch, name, text, key):
+def test_a_wrong_variable_is_named_with_value_and_source(monkeypatch, name, text):
+    """What else is said of them is in tests of the command."""
     monkeypatch.setenv(f"IRIS_{name}", text)
-    with raises(SettingsError, "settings.value", f"settings.{key}", name=f"IRIS_{name}", value=repr(text)):
+    with raises(SettingsError, "settings.value", name=f"IRIS_{name}", value=repr(text)):
         load_settings()
 
 

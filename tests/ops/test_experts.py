@@ -183,9 +183,9 @@ def refused():
         wrong = unlike(
             ("ArgumentError: experts.bytes", lambda: make(4, 5, 2, top_k=1)),
             ("ArgumentError: experts.layer", lambda: make(4, 16, 2, top_k=3)),
-            ("UnsupportedError: experts.dtype of result", lambda: make(4, 16, 2, top_k=1, result=torch.int32)),
+            ("UnsupportedError: .*int32", lambda: make(4, 16, 2, top_k=1, result=torch.int32)),
             ("RankMismatchError", lambda: make(4, 16 + 16 * ctx.cur_rank, 2, top_k=1)),
-            ("ArgumentError: experts.max_tokens", lambda: make(8 / 2, 16, 2, top_k=1)),
+            ("ArgumentError: .*max_tokens", lambda: make(8 / 2, 16, 2, top_k=1)),
             ("ArgumentError: .*max_tokens", lambda: make([4, torch.tensor(4)][ctx.cur_rank], 16, 2, top_k=1)),
             ("ArgumentError: experts.dtype", lambda: make(4, 16, 2, top_k=1, dtype="bf16")),
             ("ArgumentError: experts.scale", lambda: ring(2, 1, 8, 16, dtype=torch.float32, scale="x")),
@@ -210,7 +210,7 @@ def refused():
             ("ArgumentError: experts.members", lambda: group.leave_out([ctx.cur_rank])),
             ("", lambda: group.send_back(kept.rows, kept.turn)),
             ("ArgumentError: experts.not received", lambda: group.send_back(kept.rows, kept.turn)),
-            ("ArgumentError: experts.weighted", lambda: group.dispatch(x, chosen, weighted=True)),
+            ("ArgumentError: .*weighted", lambda: group.dispatch(x, chosen, weighted=True)),
             ("ArgumentError: experts.another group", lambda: small.combine(kept.rows, kept.turn)),
             ("ArgumentError: experts.gradients", lambda: dispatch(small, x, chosen)),
         )

@@ -325,7 +325,7 @@ def test_enabling_is_idempotent_and_disabling_restores(monkeypatch):
     test_forms_of_launches()
     interpreter.disable()
     monkeypatch.setattr(_compat.triton, "__version__", "9.4.1")
-    with pytest.warns(RuntimeWarning, match=says("names", "triton.versions", name="9.4.1")):
+    with pytest.warns(RuntimeWarning, match=says("names", "kernel.versions", name="9.4.1")):
         interpreter.enable()
 
 
@@ -462,7 +462,7 @@ def test_triton_interpret_has_no_effect_and_waiting_programs_let_the_process_end
 def test_a_triton_that_lacks_something_is_refused_with_the_versions_that_fit(monkeypatch):
     monkeypatch.setitem(sys.modules, "triton.runtime.interpreter", None)
     spec = importlib.util.spec_from_file_location("iris_triton._compat_again", _compat.__file__)
-    with raises(UnsupportedError, "triton.versions"):
+    with raises(UnsupportedError, "kernel.versions"):
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
