@@ -5,7 +5,6 @@ import json
 import linecache
 import os
 import pathlib
-import re
 import subprocess
 import sys
 
@@ -24,7 +23,6 @@ import iris_triton as iris
 from iris_core.torch_backend.library import name_of
 from iris_triton.language.blocks import lanes
 from iris_triton.rocm_iris import ported_context
-from iris_triton.testing.compile_only import assembly, compile_for
 from iris_triton.testing.languages import in_gluon
 
 HERE = pathlib.Path(__file__).parent
@@ -127,26 +125,6 @@ def test_benchmark_on_the_command_line(tmp_path):
     assert [bool(each.get("skipped")) for each in results] == [False, False, True, True]
     assert results[0]["counters"] == {"backend": len("gluon")}
     assert results[0]["time_us"] > 0
-
-
-FRESH = {"sm_90": r"ld\.volatile\.global", "gfx942": r"global_load_dword \S+ .* sc0 sc1"}
-
-
-@triton.jit
-def load_fresh(x, y, bases, rank: tl.constexpr, MODIFIER: tl.constexpr, BLOCK: tl.constexpr):
-    i = tl.arange(0, BLOCK)
-    tl.store(y + i, iris.load(x + i, rank, rank, bases, cache_modifier=MODIFIER, volatile=True))
-
-
-@table("target", FRESH)
-@table("modifier", [None, "", ".ca", ".cv"])
-def test_volatile_goes_before_cache_modifiers(modifier, target):
-    arguments = torch.float32, torch.float32, torch.int64, 0, modifier, 128
-    assert re.search(FRESH[target], assembly(compile_for(load_fresh, arguments, target=target)))
-    with environment(IRIS_DEVICE="cpu"), iris.iris(1 << 20) as shmem:
-        x, y = shmem.rand(128), shmem.zeros(128)
-        load_fresh[(1,)](x, y, shmem.get_heap_bases(), 0, modifier, 128)
-        assert torch.equal(x, y)
 
 
 HINTED = """

@@ -107,8 +107,8 @@ def test_distance_is_added_as_64_bits(target, dtype):
     (False, ".ca", False, r"ld\.global\.ca\.v4",
      r"global_load_dwordx4 [^\n]*off$|global_load_dwordx4 [^\n]*\]$"),
     (False, ".cg", False, r"ld\.global\.cg\.v4", r"global_load_dwordx4 .* nt"),
-    *((False, modifier, not modifier, r"ld\.volatile\.global\.v4", r"global_load_dwordx4 .* sc0 sc1")
-      for modifier in (".cv", None)),
+    *((False, modifier, is_volatile, r"ld\.volatile\.global\.v4", r"global_load_dwordx4 .* sc0 sc1")  # which goes first
+      for modifier, is_volatile in ((".cv", False), *((each, True) for each in (None, "", ".ca", ".cv")))),
     *((True, modifier, False, rf"st\.global\{modifier}\.v4", "") for modifier in (".wb", ".cg", ".cs", ".wt")),
 ])  # fmt: skip
 def test_modifiers_reach_the_assembly(stores, modifier, volatile, cuda, amd):
