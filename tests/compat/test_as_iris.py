@@ -1,8 +1,6 @@
 """The table of names: its modules, and what `import iris_triton.as_iris` does with them."""
 
-import subprocess
-import sys
-
+import forked
 from tables import table
 
 EVERYTHING = """
@@ -43,6 +41,6 @@ def test_one_line_is_enough(tmp_path, text, files, out, error):
     for name in files or ():
         (tmp_path / "iris" / name).write_text("")
     environ = {"PATH": "/usr/bin:/bin", "IRIS_DEVICE": "cpu", "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, env=environ, timeout=300)
+    done = forked.fresh(text, environ=environ)
     assert done.stdout == out, done.stderr
     assert (f"{error}{tmp_path}" if error else "") in done.stderr

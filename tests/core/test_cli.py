@@ -10,6 +10,7 @@ import sys
 from dataclasses import replace
 from unittest.mock import Mock
 
+import forked
 import pytest
 import torch
 from dist_info import provider_source
@@ -278,8 +279,7 @@ importlib.metadata.version = lambda name: "3.5.1" if name == "triton" else found
 
 
 def test_wrong_arguments_are_one_line():
-    command = [sys.executable, "-c", RUN_ALL, json.dumps([*MISTAKES, *LATER])]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True, env=ENVIRON)
+    done = forked.fresh(RUN_ALL, json.dumps([*MISTAKES, *LATER]), environ=ENVIRON)
     assert "Traceback" not in done.stdout + done.stderr
     expected = MISTAKES | LATER
     results = dict(zip(expected, map(json.loads, done.stdout.splitlines()), strict=True))
@@ -296,8 +296,7 @@ def test_wrong_arguments_are_one_line():
     *((OLD, command, "triton 3.5.1 is too old.*install") for command in ("demo", "tune")),
 ])  # fmt: skip
 def test_an_environment_that_is_not_complete_is_named_with_what_to_install(before, arguments, words):
-    command = [sys.executable, "-c", before + RUN_ALL, json.dumps([f"{arguments} --device cpu"])]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True, env=ENVIRON)
+    done = forked.fresh(before + RUN_ALL, json.dumps([f"{arguments} --device cpu"]), environ=ENVIRON)
     status, said, torch_is_there = json.loads(done.stdout)  # importing torch takes more than a second
     assert (status, said.count("\n"), torch_is_there) == (1, 1, "torch" in words)
     assert re.search(words, said)

@@ -3,9 +3,8 @@
 import multiprocessing
 import os
 import re
-import subprocess
-import sys
 
+import forked
 import jobs_launch as jobs
 import pytest
 from tables import raises, table
@@ -110,9 +109,7 @@ exec(compile({0}, "<cell 1>", "exec"), __import__("__main__").__dict__)
 
 
 def test_functions_and_kernels_of_a_notebook():
-    command = [sys.executable, "-c", SESSION.format(repr(CELL))]
-    environ = {**os.environ, "IRIS_DEVICE": "cpu"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=environ)
+    done = forked.fresh(SESSION.format(repr(CELL)), environ={**os.environ, "IRIS_DEVICE": "cpu"})
     first, second, third = done.stdout.splitlines() or [done.stderr, "", ""]
     assert (first, second) == ("[11.0, 10.0]", "[12.0, 11.0]")
     assert re.match(r"functools.partial\(.*\) or an argument is none that a new process can import", third)

@@ -1,9 +1,9 @@
 """Imports stay light, and what is imported is required."""
 
 import ast
-import subprocess
 import sys
 
+import forked
 from packaging.requirements import Requirement
 from tables import table
 
@@ -39,8 +39,7 @@ print([*sys.modules.keys() & heavy])
 
 
 def test_light_modules_and_listing_and_choosing_plugins_import_nothing_heavy():
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
-    light, *_, is_listed, chosen = done.stdout.splitlines()
+    light, *_, is_listed, chosen = forked.fresh(PROGRAM).stdout.splitlines()
     assert (light, is_listed, chosen) == ("[]", "True", "[]")
 
 

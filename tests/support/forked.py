@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import pathlib
 import subprocess
 import sys
 import tempfile
@@ -52,10 +51,10 @@ def python(source, *arguments, path=(), **how):
     return run(_execute, source, arguments, [os.fspath(each) for each in path], **how)
 
 
-def fresh(source, environ=None):
+def fresh(source, *arguments, environ=None):
     """The same in a process that has imported nothing yet, for tests of what is imported."""
     how = {"env": environ, "capture_output": True, "text": True, "timeout": 300.0, "check": False}
-    return subprocess.run([sys.executable, "-c", source], cwd=pathlib.Path(__file__).parents[2], **how)
+    return subprocess.run([sys.executable, "-c", source, *arguments], **how)
 
 
 def _execute(source, arguments, path):

@@ -37,10 +37,6 @@ class Heap:
     def elsewhere(self):
         return ()
 
-    def allocate(self, *block):
-        self.blocks = [*self.blocks, Block(*block)]
-        self.version += 1
-
     def free(self, offset):
         self.blocks = [block for block in self.blocks if block.offset_bytes != offset]
         self.version += 1
