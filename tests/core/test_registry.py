@@ -42,7 +42,7 @@ def source(**change):
 
 @table(("text", "key", "cause"), [
     ("import there_is_no_such_module", "any", ModuleNotFoundError), ("def plugin(:", "any", SyntaxError),
-    ("raise RuntimeError('at import')", "registry.at import", RuntimeError), ("raise SystemExit(3)", "any", SystemExit),
+    ("raise RuntimeError('at import')", "any", RuntimeError), ("raise SystemExit(3)", "any", SystemExit),
     ("other = 1", "any", AttributeError), ("plugin = object()", "registry.no hook", None),
     *((each, "registry.no instance", None) for each in ("plugin = None", "class plugin: pass")),
     (HOOK.format("iris_plugin_inof(self)"), "registry.misspelt", None),

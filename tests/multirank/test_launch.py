@@ -64,7 +64,7 @@ def test_the_pool_survives_failures(monkeypatch):
         with raises(CollectiveTimeoutError, "world.late", "names", **late) as caught:
             pool.run(jobs.hang_on, 2, 1, timeout_s=3.0)
         assert caught.value.missing_ranks == (1,)
-        with raises(RankError, "world.sent"):
+        with pytest.raises(RankError):
             pool.run(jobs.unpicklable, 1)
         assert pool.run(jobs.describe, 2, "y") == [("y", r, 2, str(r), str(r)) for r in range(2)]
 

@@ -306,7 +306,7 @@ def test_what_does_not_fit_is_refused_before_anything_runs(grid, args, named, er
 
 
 def test_tensors_on_different_devices_are_refused():
-    with raises(ValueError, "launch.devices"):
+    with raises(ValueError, name="meta"):
         pair[(1,)](torch.zeros(4), torch.zeros(4, device="meta"))
 
 

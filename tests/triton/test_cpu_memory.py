@@ -230,7 +230,7 @@ def test_a_pointer_off_the_heap_is_an_error_for_the_own_rank_too(text, language)
     with Iris("1MiB", device="cpu", backend=language) as ctx:
         context, own = ctx.get_device_context(), ctx.zeros(4, dtype=I64)
         kernel[(1,)](context, own, ctx.zeros(4, dtype=I64), 0, 1)
-        with raises(OutOfBoundsError, "memory.on the heap") as caught:
+        with pytest.raises(OutOfBoundsError) as caught:
             kernel[(1,)](context, own, off, 0, 1)
         with pytest.raises(ArgumentError):
             kernel[(1,)](torch.zeros(64, dtype=I64), own, own, 0, 1)
@@ -255,7 +255,7 @@ def test_a_context_tensor_of_another_world_is_refused(make_world, given, rank, w
                 context = other.get_device_context().clone()
         elif given == "peer's":
             context = make_world(3).context(2)
-        with raises(ArgumentError, "kernel.of a peer" if given == "peer's" else "kernel.other context") as caught:
+        with raises(ArgumentError, name="rank 2" if given == "peer's" else "") as caught:
             calling("ctx.store(x + offsets, 1, 0)")[(1,)](context, x, x, rank, world)
         assert not x.any()
     (note,) = caught.value.__notes__

@@ -204,7 +204,7 @@ def test_what_descriptors_load_beyond_the_border(dtype):
         assert torch.equal(out[:16, :16], expected[:16, :16])
 
 
-# tests/multirank/test_atomics.py has every operation with every type and order
+# tests/multirank/test_rma.py has every operation with every type and order
 AT_ONE_PLACE = "i = tl.arange(0, 64)\ntl.store(old + i, tl.atomic_add(p + i * 0, tl.load(v + i), mask=i % 2 == 0))"
 
 
