@@ -26,10 +26,10 @@ OF_OTHERS = {
 }  # fmt: skip
 SENTENCE = re.compile(r"f?['\"].* .*['\"] (not )?in str\((caught|error|info|raised)\b")
 
-TESTS = 24_000
-"""Lines of tests, at most, but for those of features."""
+TESTS = 23_900
+"""Lines of tests and of what errors say, at most, but for those of features; 24,000 were planned."""
 TESTS_OF_FEATURES = {  # as `FEATURES` of test_rooms.py: lines, and the folders and files
-    "PyTorch": (1860, ("torch_backend",)),
+    "PyTorch": (1857, ("torch_backend",)),
     "several nodes": (
         1900,
         (
@@ -38,13 +38,13 @@ TESTS_OF_FEATURES = {  # as `FEATURES` of test_rooms.py: lines, and the folders 
         ),
     ),
     "experts, attention, norms, products of few rows, launches from C": (
-        1320,
+        1315,
         (
             "ops/test_experts.py", "ops/test_attention.py", "ops/test_norm.py", "ops/jobs_norm.py",
             "triton/test_launcher.py",
         ),
     ),
-    "checker": (2590, ("checker",)),
+    "checker": (2585, ("checker",)),
 }  # fmt: skip
 
 
@@ -80,5 +80,6 @@ def test_sentences_of_errors_stand_in_one_file():
 
 def test_tests_keep_to_their_budgets():
     folder = ROOT / "tests"
-    found = {path.relative_to(folder).as_posix(): lines(path) for path in folder.rglob("*.py")}
+    counted = [path for kind in ("py", "toml") for path in folder.rglob(f"*.{kind}")]
+    found = {path.relative_to(folder).as_posix(): lines(path) for path in counted}
     assert sum(without(TESTS_OF_FEATURES, found, "/").values()) <= TESTS
