@@ -31,7 +31,7 @@ TESTS = 23_900
 TESTS_OF_FEATURES = {  # as `FEATURES` of test_rooms.py: lines, and the folders and files
     "PyTorch": (1857, ("torch_backend",)),
     "several nodes": (
-        1900,
+        1943,
         (
             "nodes", "ccl/test_torch_distributed.py", "allocators/test_nccl.py", "compile/test_nccl.py",
             "multigpu/test_nccl.py",
