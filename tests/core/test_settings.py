@@ -79,7 +79,7 @@ def test_reductions_are_deterministic_as_torchs_operations_where_nothing_else_is
     *(("NODES", text) for text in ("2x", "0x2", "2+0", "9" * 5000, "999999999x1")),
 ])  # fmt: skip
 def test_a_wrong_variable_is_named_with_value_and_source(monkeypatch, name, text):
-    """What else is said of them is in tests of the command."""
+    """What is said of sizes, devices and nodes is in tests of the command."""
     monkeypatch.setenv(f"IRIS_{name}", text)
     with raises(SettingsError, "settings.value", name=f"IRIS_{name}", value=repr(text)):
         load_settings()
