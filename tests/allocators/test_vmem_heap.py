@@ -70,6 +70,14 @@ def test_memory_comes_when_it_is_used_and_goes_when_it_is_free(made, multicast):
     assert seen_everywhere(c, more, fill(c, 2))
 
 
+def test_many_pieces_are_described_in_several_exchanges(made, monkeypatch):
+    """Of as many as there may be open descriptors at a time."""
+    monkeypatch.setattr("iris_allocators.vmem.allocator._MAX_OPEN_FDS", 6)
+    c = made.cluster(3)
+    assert seen_everywhere(c, fill(c, 7))
+    assert [world.num_segments for world in c.worlds] == [7] * 3
+
+
 def life(made, c, sources, failing):
     """Grow, import, free, import again, give back, grow again; what the calls that failed have raised, by rank.
 

@@ -85,6 +85,7 @@ def test_unknown_alignment_needs_a_hint(target):
         assert not re.search(lacking[target], text(fill, hint, 1024))
     assert not re.search(VECTOR[target], text(fill_2d, None, 64))
     assert re.search(VECTOR[target], text(fill_2d, (1, 16), 64))
+    assert re.search(VECTOR[target], text(fill_2d, 16, 64))
     unknown_ranks = compile_for(fill_from_table, (F32, I64, torch.int32, 5, 7), {"hint": None, "BLOCK": 1024}, target)
     assert re.search(VECTOR[target], assembly(unknown_ranks))
 

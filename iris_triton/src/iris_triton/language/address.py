@@ -13,7 +13,7 @@ _ALIGNMENT, _ALIGNMENT_LOG2 = tl.constexpr(HEAP_ALIGNMENT), tl.constexpr(HEAP_AL
 @triton.constexpr_function
 def _carrier(element_type):
     """Another element type of the same size, see `translate`."""
-    bits = 64 if element_type.is_ptr() else max(8, element_type.primitive_bitwidth)  # a bool is stored as a byte
+    bits = max(8, element_type.primitive_bitwidth)  # a bool is stored as a byte
     if element_type.is_int() and element_type.primitive_bitwidth == bits:
         return {8: tl.float8e5, 16: tl.float16, 32: tl.float32, 64: tl.float64}[bits]
     return {8: tl.int8, 16: tl.int16, 32: tl.int32, 64: tl.int64}[bits]

@@ -195,7 +195,7 @@ for _each in (put_bytes, put_bytes_signal, add_to_word, get_bytes, flush, lsa_po
 # -- blocks of pointers -----------------------------------------------------------------------------------------------
 @triton.constexpr_function
 def _itemsize(element_type):
-    return max(8, 64 if element_type.is_ptr() else element_type.primitive_bitwidth) // 8
+    return max(8, element_type.primitive_bitwidth) // 8
 
 
 @triton.jit
