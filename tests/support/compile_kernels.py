@@ -31,7 +31,7 @@ WIDE_STORE = {CUDA: r"st\.global(\.L1::\w+)?\.v4\.b32", HIP: r"(global|flat|buff
 _END = (0, _ADDRESS)  # timeout, status
 _PLAIN = (*_END, None, None, 0, 0, 0, 0)  # and no scales
 _PRODUCT = {CUDA: r"wgmma\.mma_async|mma\.sync", HIP: r"v_mfma"}
-_COPIES = {CUDA: r"cp\.async\.c[ag]\.shared\.global.*, 0x10", HIP: r"(global|flat|buffer)_load_dwordx4"}
+_COPIES = {CUDA: r"cp\.async\.c[ag]\.shared\.global.*, 0x10", HIP: r"(global|flat|buffer)_load_(lds_)?dwordx4"}
 _WORD = {CUDA: r"ld\.acquire\.sys\.global\.b32", HIP: r"global_(load_dword|atomic_add) .* sc1"}
 _STORE = {CUDA: r"st\.global", HIP: r"(global|flat|buffer)_store_(short|dword)"}
 
