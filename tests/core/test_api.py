@@ -117,6 +117,20 @@ def test_a_device_error_is_raised_once_by_a_barrier_or_by_closing(monkeypatch):
         ctx.barrier()
 
 
+@pytest.mark.parametrize(("device", "reported"), [("cpu", False), ("cuda:0", False), ("cuda:0", True)])
+def test_what_a_barrier_raises_of_a_device_that_failed_keeps_its_cause(ctx, monkeypatch, device, reported):
+    """The driver's error; and what a kernel has reported, where the device has stopped."""
+    stopped, cause = errors.DeviceError("could not finish"), RuntimeError("illegal memory access")
+    stopped.__cause__, said = cause, errors.DeviceError("by a kernel") if reported or device == "cpu" else None
+    monkeypatch.setattr(ctx, "device", device)
+    monkeypatch.setattr(ctx.heap, "barrier_agreement", Mock(side_effect=stopped))
+    monkeypatch.setattr(ctx._reports, "error", Mock(return_value=said))
+    with pytest.raises(errors.DeviceError) as caught:
+        ctx.barrier()
+    assert (caught.value, caught.value.__cause__) == ((said, stopped) if reported else (stopped, cause))
+    monkeypatch.undo()
+
+
 def test_what_closing_raises_is_logged_behind_another_error(monkeypatch, log):
     monkeypatch.setenv("IRIS_DEVICE_TIMEOUT", "1")
 

@@ -39,7 +39,7 @@ FLOORS = (
 
 # Lines of a room, at most: as many as there are.  They only become fewer, but for a feature's own.
 BUDGETS = {
-    "iris_core/*.py": 2626,
+    "iris_core/*.py": 2629,
     "iris_core/bench": 1200,
     "iris_core/ccl": 368,
     "iris_core/cli": 1615,
@@ -60,7 +60,7 @@ BUDGETS = {
     "iris_allocators/nccl": 225,
     "iris_allocators/vmem": 653,
     "iris_triton/*.py": 1467,
-    "iris_triton/collectives": 4221,
+    "iris_triton/collectives": 4220,
     "iris_triton/checker": 4071,
     "iris_triton/demos": 151,
     "iris_triton/gemm": 2678,
@@ -102,7 +102,7 @@ FEATURES = {
         ("iris_triton.checker", "iris_triton.testing.checked", "iris_core.cli.check", "iris_core.cli.all_orders"),
     ),
 }  # fmt: skip
-REST = 37_989
+REST = 37_991
 """Lines of all else, at most; 38,000 were planned."""
 
 ENGINE = 4000

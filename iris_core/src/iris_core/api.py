@@ -236,7 +236,10 @@ class Iris(TensorFactories, OneSided):
                 step = partial(self.heap.streams.synchronize, stream)
                 on_all_ranks(self._world.subworld(members), NOT_FINISHED, step, DeviceError, members)
         except DeviceError as stopped:
-            raise self._reports.error(at_end=True) or stopped from None  # a kernel may have said why
+            reported = None if self.device == "cpu" else self._reports.error(at_end=True)  # before the GPU stopped
+            if reported is None:
+                raise
+            raise reported from reported.__cause__ or stopped
         if self._reports.alarm[0] != self._reports.heard:
             self._reports.raise_new()
 

@@ -348,7 +348,7 @@ def report_wait(
 
 @triton.jit
 def report_difference(status, rank, address, peer, ours, theirs, our_kind, their_kind, CODE: tl.constexpr):
-    """Report a member's different call in the status words, unless they already hold a report (all scalars).
+    """Report a difference or a refusal in the status words, unless they already hold a report (all scalars).
 
     Args:
         status: address of the status words; 0 for none.

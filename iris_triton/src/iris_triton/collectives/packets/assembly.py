@@ -278,8 +278,7 @@ def _thread_assembly():
 
 @triton.constexpr_function
 def _difference_assembly(status, rank, code, words, taken):
-    """As `iris_triton.language.flags.report_difference`, by one thread; branches to `taken` if there is a
-    report.
+    """As `iris_triton.language.flags.report_difference`, by one thread; branches to `taken` if there is a report.
 
     The block declares the predicate p, and now, x and row of 64 bits.
     """
