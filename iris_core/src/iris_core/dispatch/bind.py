@@ -117,6 +117,12 @@ class Bound:
         if work is not None:
             work.wait()
 
+    def sample(self, *tensors: Any) -> None:
+        """Launch on the current stream, beside the team's order; of a graph that captures it, nothing is held."""
+        work = self._algorithm.launch(self.plan, *tensors)
+        if work is not None:
+            work.wait()
+
     def begin(self, *tensors: Any) -> Work:
         """Begin like `launch`; the current stream goes on before the end, for which the handle's `wait` waits.
 

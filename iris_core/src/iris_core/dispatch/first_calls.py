@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from operator import itemgetter
 from typing import Any
 
@@ -33,7 +34,7 @@ _ROUNDS = 6
 _ROUND_S, _MOST_CALLS = 1e-3, 100  # of one algorithm's calls, but one call at least
 _LIMIT_S = 0.15  # of measured calls, after which no round is begun
 _NEAR = 1.25  # algorithms that took up to this many times as long as the best are measured again
-_DROPPED_AFTER = 2  # rounds: a single call, as in the first, says little of a short kernel
+_DROPPED_AFTER = 2  # rounds: a single call, as in the first, says little of a short kernel; then graphs are measured
 _CLOSE, _CLOSE_AFTER = 1.1, 3  # after that many rounds only these go on: single rounds differ by 5 %
 _CYCLES_PER_S, _MOST_SLEEP_S = 2e9, 5e-3
 _HOST_MARGIN, _HOST_LATE_S = 3.0, 1e-4  # of what the host needs for its launches: it may be kept from them
@@ -163,8 +164,9 @@ class FirstCalls:
                 found.append((launch, bound))
             elif states != {_REFUSED}:  # members wait in a kernel, or have given up to wait, for those that refused
                 raise failure or DeviceError(f"{call.op}: {launch[0]!r} could not be launched on all members")
-        runs = [partial(bound.try_run, *call.tensors) for _, bound in found]
-        seconds = measure(runs, world, on_gpu=request.target.type is not DeviceType.CPU)
+        runs, captures = ([partial(run, *call.tensors) for run in each] for each in (
+            [bound.try_run for _, bound in found], [bound.sample for _, bound in found]))  # fmt: skip
+        seconds = measure(runs, world, captures=captures if request.target.type is not DeviceType.CPU else None)
         times = ((each, *bound) for each, bound in zip(seconds, found, strict=True))
         return sorted(times, key=itemgetter(0))
 
@@ -180,16 +182,21 @@ def label(name: str, given: Mapping[str, Any]) -> str:
     return " ".join([name, *(f"{field}={value}" for field, value in given.items())])
 
 
-def measure(launches: Sequence[Callable[[], object]], world: World, *, on_gpu: bool) -> list[tuple[float, float]]:
+def measure(
+    launches: Sequence[Callable[[], object]], world: World, *, captures: Sequence[Callable[[], object]] | None
+) -> list[tuple[float, float]]:
     """Return how long one call of each launch takes: seconds, and seconds of the CPU until it is launched.
 
-    Both are the least of some rounds, of the slowest member.  Collective: every member calls it with the same launches
-    in the same order, each of which it has called before, and gets the same numbers, none for no launches.  They launch
-    on the current stream; if that is `on_gpu`, events take the times, else the second ones are 0.
+    Both are the least of some rounds, of the slowest member.  On a GPU, `captures` are the same launches for a stream
+    that is captured: events take the times, at last those of graphs, which the fastest ones are captured into.  On a
+    CPU there are none, and the second ones are 0.
+
+    Collective: every member calls it with the same launches in the same order, each of which it has called before, and
+    gets the same numbers, none for no launches.  They launch on the current stream.
     """
     if not launches:
         return []
-    seconds_of = _gpu_seconds if on_gpu else _cpu_seconds
+    takes = [partial(_cpu_seconds if captures is None else _gpu_seconds, launch) for launch in launches]
     best, host = [math.inf] * len(launches), [math.inf] * len(launches)
     spent = 0.0
     for number in range(_ROUNDS):
@@ -198,8 +205,13 @@ def measure(launches: Sequence[Callable[[], object]], world: World, *, on_gpu: b
         if number and (len(again) == 1 or spent > _LIMIT_S):
             break
         calls = [1 if number == 0 else _calls(best[place], host[place]) for place in again]
-        times = (seconds_of(launches[place], count) for place, count in zip(again, calls, strict=True))
-        own = [int(seconds * 1e9) for both in times for seconds in both]
+        if captures is not None and number == _DROPPED_AFTER:
+            graphs = [_captured(captures[place], count) for place, count in zip(again, calls, strict=True)]
+            everyone = zip(*world.all_gather_ints([int(graph is not None) for graph in graphs]), strict=True)
+            for place, graph, count, ok in zip(again, graphs, calls, map(all, everyone), strict=True):
+                if ok and graph is not None:
+                    takes[place], best[place] = partial(_graph_seconds, graph, count, host[place]), math.inf
+        own = [int(seconds * 1e9) for place, count in zip(again, calls, strict=True) for seconds in takes[place](count)]
         slowest = [max(everyone) / 1e9 for everyone in zip(*world.all_gather_ints(own), strict=True)]
         for place, count, seconds, host_s in zip(again, calls, slowest[::2], slowest[1::2], strict=True):
             best[place], host[place] = min(best[place], max(1e-9, seconds)), min(host[place], host_s)
@@ -233,6 +245,39 @@ def _gpu_seconds(launch: Callable[[], object], calls: int) -> tuple[float, float
     launch()
     seconds = seconds_by_events(lambda: launched.append(seconds_by_clock(launch, calls)), 1) / calls
     return seconds, min(first_s, *launched)
+
+
+def _captured(launch: Callable[[], object], calls: int) -> Any:
+    """Return a graph of calls, or None if they cannot be captured."""
+    current, graph = torch.cuda.current_stream(), torch.cuda.CUDAGraph()
+    side = _capture_stream(current.device_index)
+    side.wait_stream(current)
+    with torch.cuda.stream(side):
+        launch()  # cuBLAS takes memory for the stream here, or it would be the graph's
+        current.wait_stream(side)
+        try:
+            with warnings.catch_warnings(action="ignore"):  # the graph is empty, where nothing could be captured
+                graph.capture_begin(capture_error_mode="thread_local")
+                try:
+                    for _ in range(calls):
+                        launch()
+                finally:
+                    graph.capture_end()
+        except Exception as error:  # noqa: BLE001 - drivers and engines have many ways to refuse a capture
+            logger.debug("not measured in a graph: %s", error)
+            return None
+    return graph
+
+
+@cache
+def _capture_stream(index: int) -> Any:
+    """Return the stream on which a GPU's launches are captured, always the same: cuBLAS keeps memory for each."""
+    return torch.cuda.Stream(index)  # type: ignore[no-untyped-call]
+
+
+def _graph_seconds(graph: Any, calls: int, host_s: float, _: int) -> tuple[float, float]:
+    """Return the seconds of one of a graph's calls, and what is known of the CPU's."""
+    return _gpu_seconds(graph.replay, 1)[0] / calls, host_s
 
 
 def seconds_by_clock(launch: Callable[[], object], calls: int) -> float:
