@@ -307,7 +307,7 @@ def caches_that_differ(folder, names, group, chosen):
         path = folder / str(names.index(chosen)) / "ccl" / "mine.json"
         assert (set(launched), said) == ({chosen}, (chosen, f"measured as the fastest in {path}"))
     else:  # it has no near point, so all measure, and it writes
-        assert (set(launched), said) == (WATCHED - {"third"}, ("two_shot", HERE))  # which they would launch differently
+        assert (set(launched), said) == (WATCHED, ("two_shot", HERE))  # the third as both would launch it
         own += ["cpu-2.json"] if rank == 0 else []
     assert sorted(path.name for path in cache.glob("ccl/*")) == sorted(own)
 
@@ -460,7 +460,7 @@ def test_the_device_sleeps_while_the_host_launches(monkeypatch, device_s, host_s
     pair = mock.Mock(all_gather_ints=lambda own: [list(own), list(of_peer) * (len(own) // 2)])
     found = first_calls.measure([lambda: device_s] * 2, pair, captures=[lambda: 1.1 * device_s, None])
     assert found == [(pytest.approx(1.1 * device_s, rel=1e-3), max(host_s)), (pytest.approx(device_s), max(host_s))]
-    assert set(launched) == {1, calls}
+    assert set(launched) == {1, calls, 100 // calls}
     assert 5e-3 >= max(slept) >= (calls + 1) * host_s[0]
 
 

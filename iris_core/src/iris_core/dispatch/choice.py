@@ -23,7 +23,7 @@ from iris_core.types import Availability, FusedRequest, NormRequest, OperationRe
 
 _OURS = ("iris_core", "iris_triton", "iris_gluon")
 _FEW = 6  # algorithms that are measured at a first call at most, beside those that always are
-CLEARLY = 0.95
+CLEARLY = 0.98
 """Another algorithm serves in graphs where it takes less than this part of the time."""
 
 
@@ -179,7 +179,7 @@ class Chooser:
 
         If they are to be `few`: those that took up to twice as long as the best at the nearest point, which may be of
         tensors that others serve, and those whose estimate is up to twice the smallest one, in turn, `_FEW` at most;
-        and all that are `always_measured`.
+        and all that are `always_measured`.  The best two at that point are measured without its configs, too.
         """
         if self.is_fixed(request):
             return []
@@ -195,7 +195,8 @@ class Chooser:
         in_turn = dict.fromkeys(chain.from_iterable(zip_longest(near, cheap)))
         best = [name for name in in_turn if name is not None and name not in always][:_FEW]
         configs = {each.algorithm: each.config for each in reversed(entries)}
-        return [(name, configs.get(name, {})) for name in (*best, *always)]
+        launches: list[Launch] = [(name, configs.get(name, {})) for name in (*best, *always)]
+        return launches + [(name, {}) for name in near[:2] if configs[name]]
 
     def explain(
         self, request: Request, config: LaunchConfig | None, left_out: Mapping[str, str] = {},

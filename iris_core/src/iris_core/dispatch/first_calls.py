@@ -210,7 +210,8 @@ def measure(
             everyone = zip(*world.all_gather_ints([int(graph is not None) for graph in graphs]), strict=True)
             for place, graph, count, ok in zip(again, graphs, calls, map(all, everyone), strict=True):
                 if ok and graph is not None:
-                    takes[place], best[place] = partial(_graph_seconds, graph, count, host[place]), math.inf
+                    takes[place] = partial(_graph_seconds, graph, count, best[place], host[place])
+                    best[place] = math.inf
         own = [int(seconds * 1e9) for place, count in zip(again, calls, strict=True) for seconds in takes[place](count)]
         slowest = [max(everyone) / 1e9 for everyone in zip(*world.all_gather_ints(own), strict=True)]
         for place, count, seconds, host_s in zip(again, calls, slowest[::2], slowest[1::2], strict=True):
@@ -275,9 +276,10 @@ def _capture_stream(index: int) -> Any:
     return torch.cuda.Stream(index)  # type: ignore[no-untyped-call]
 
 
-def _graph_seconds(graph: Any, calls: int, host_s: float, _: int) -> tuple[float, float]:
-    """Return the seconds of one of a graph's calls, and what is known of the CPU's."""
-    return _gpu_seconds(graph.replay, 1)[0] / calls, host_s
+def _graph_seconds(graph: Any, calls: int, seconds: float, host_s: float, _: int) -> tuple[float, float]:
+    """Return the seconds of one of a graph's calls, in replays for one round; what else is known goes through."""
+    replays = max(1, int(_ROUND_S / (calls * seconds)))
+    return _gpu_seconds(graph.replay, replays)[0] / calls, host_s
 
 
 def seconds_by_clock(launch: Callable[[], object], calls: int) -> float:
