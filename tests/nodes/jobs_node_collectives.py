@@ -227,10 +227,24 @@ def messages():
         ctx.barrier()
 
 
-def barriers(members, turns=6):
+def pairs():
+    """Messages on GPUs between each two ranks: one sends first, then the other, with and without a handle."""
+    with Iris("4MiB", device="cuda") as ctx:
+        for both in itertools.combinations(range(ctx.num_ranks), 2):
+            for sender, receiver in (both, both[::-1]):
+                for number, dtype in enumerate((torch.float32, torch.bfloat16, torch.bool, torch.complex64)):
+                    given = torch.full((7, 3 + number), 10 * sender + receiver, device=ctx.device).to(dtype)
+                    if ctx.cur_rank == sender:
+                        finish(ctx.ccl.send(given, receiver, async_op=number % 2 == 0))
+                    if ctx.cur_rank == receiver:
+                        finish(ctx.ccl.recv(received := torch.zeros_like(given), sender, async_op=number % 3 == 0))
+                        assert torch.equal(received, given)
+
+
+def barriers(members, device="cpu", turns=6):
     """Whether no rank has left a barrier before all have come, with and without a handle."""
     spans = []
-    with Iris("4MiB", device="cpu") as ctx:
+    with Iris("4MiB", device=device) as ctx:
         chance = random.Random(ctx.cur_rank)
         for turn in range(turns if members is None or ctx.cur_rank in members else 0):
             time.sleep(1.3 if turn == 1 and ctx.cur_rank == 3 else chance.random() * 0.1)

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from unittest import mock
 
 import torch
@@ -30,6 +31,13 @@ def divided(nodes, job, *args):
     host = f"node {divide(nodes, int(os.environ['WORLD_SIZE']))[int(os.environ['RANK'])]}"
     with mock.patch.dict(os.environ, IRIS_NODES=nodes, NCCL_HOSTID=host):
         return job(*args)
+
+
+def divided_otherwise():
+    """Each rank has another IRIS_NODES, by which all are on one node."""
+    with mock.patch.dict(os.environ, IRIS_NODES=("2x1", "1x2")[int(os.environ["RANK"])]):
+        words = "RankMismatchError: .*IRIS_NODES: 2x1 on rank 0; 1x2 on rank 1"
+        assert unlike((words, lambda: Iris("4MiB", device="cpu"))) == []
 
 
 def heap():
@@ -100,6 +108,7 @@ def kernels():
         of_host = f"UnsupportedError: .*{far}, this rank on node {node}"
         assert unlike(
             ("OutOfBoundsError: .*a rank on another node", lambda: fetch_by_address[(1,)](out, addresses, stranger)),
+            *((f"ArgumentError: .*no rank {each!r} ", partial(ctx.is_reachable, each)) for each in (-1, "0")),
             (of_host, lambda: ctx.as_remote(x, stranger)),
             (of_host, lambda: ctx.heap.translate(x.data_ptr(), me, stranger)),
             (r"UnsupportedError: .*use ctx.ccl.barrier\(\) or ctx.barrier\(\)", ctx.device_barrier),

@@ -62,27 +62,39 @@ def test_a_config_says_how_many_chunks(pool, nodes):
         assert all("has no use for chunks" in each for each in told)
 
 
+OVER_NCCL = {2: pytest.mark.multigpu(2, shared=False), 4: pytest.mark.multigpu(4, shared=False)}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("num_ranks", "nodes"), [
-    pytest.param(2, "2x1", marks=pytest.mark.multigpu(2, shared=False)),
-    pytest.param(4, "2x2", marks=pytest.mark.multigpu(4, shared=False)),
+@pytest.mark.parametrize(("num_ranks", "nodes", "members"), [
+    pytest.param(2, "2x1", None, marks=OVER_NCCL[2]),
+    *(pytest.param(4, "2x2", each, marks=OVER_NCCL[4]) for each in (None, [3, 1], [2, 0, 1], [1, 0])),
 ])  # fmt: skip
-def test_collectives_over_nccl_are_right(pool, num_ranks, nodes):
+def test_collectives_over_nccl_are_right(pool, num_ranks, nodes, members):
+    is_by_levels, every = nodes == "2x2" and members is None, 3 if members is None else 9
     for which in ("elements", "shapes", "ways"):
-        for wrong, (served, _) in pool.run(divided, num_ranks, nodes, jobs.collectives, None, which, 3, 1, 4, "cuda"):
+        call = jobs.collectives, members, which, every, 1, 4, "cuda"
+        for rank, (wrong, (served, _)) in enumerate(pool.run(divided, num_ranks, nodes, *call)):
             assert wrong == []
-            assert bool(of_levels(served)) == (nodes == "2x2")  # which of them, first calls measure
-            assert nodes == "2x2" or "nccl" in {name for _, name in served}
+            if members is None:  # which of them, first calls measure
+                assert bool(of_levels(served)) == is_by_levels
+                assert is_by_levels or "nccl" in {name for _, name in served}
+            assert bool(served) == (members is None or rank in members)
 
 
-@pytest.mark.multigpu(4, shared=False)
-def test_graphs_of_collectives_over_nccl_are_right(pool):
-    pool.run(divided, 4, "2x2", jobs.captured)
+@pytest.mark.parametrize("job", [
+    pytest.param(each, marks=OVER_NCCL[4], id=each.__name__) for each in (jobs.captured, jobs.pairs)
+])  # fmt: skip
+def test_graphs_and_messages_over_nccl_are_right(pool, job):
+    assert pool.run(divided, 4, "2x2", job) == [None] * 4
 
 
-@pytest.mark.parametrize("members", [None, [0, 2, 3]])
-def test_no_rank_leaves_a_barrier_before_all_have_come(pool, members):
-    for spans in zip(*filter(None, pool.run(divided, 4, "2x2", jobs.barriers, members)), strict=True):
+@pytest.mark.parametrize(("members", "device"), [
+    (None, "cpu"), ([0, 2, 3], "cpu"),
+    *(pytest.param(each, "cuda", marks=OVER_NCCL[4]) for each in (None, [0, 2, 3])),
+])  # fmt: skip
+def test_no_rank_leaves_a_barrier_before_all_have_come(pool, members, device):
+    for spans in zip(*filter(None, pool.run(divided, 4, "2x2", jobs.barriers, members, device)), strict=True):
         assert max(begin for begin, _ in spans) <= min(end for _, end in spans)
 
 

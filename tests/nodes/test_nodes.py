@@ -2,6 +2,7 @@
 
 import ast
 import os
+import socket
 
 import jobs_network as network
 import jobs_nodes as jobs
@@ -78,6 +79,8 @@ def test_all_survivors_name_who_died(pool, tmp_path, tmp_path_factory, monkeypat
         kind, named, text = ast.literal_eval((tmp_path / str(rank)).read_text())
         if victims == ALONE or (use is reduce_until and phase != "silent"):
             assert (kind, sorted(named)) == ("PeerLostError", sorted(victims)), text
+            of = "all" if victims == NODE else "rank 3"
+            assert phase == "opening" or f"[{of} of node 1 ({socket.gethostname()})]" in text, text
         else:  # on its rail, or another one, whose end has published it
             assert kind in ("CollectiveTimeoutError", *(["PeerLostError"] if phase != "silent" else [])), text
             assert named, text
@@ -96,6 +99,7 @@ TURNS, DELAY_S = 8, 0.1
     ("2x2", network.exchanges, ("cpu", TURNS, 2, "put and signal", 0, DELAY_S), 0),
     ("2x2", network.put_shapes, (torch.int64,), []), ("2x2", network.put_shapes, (torch.bool,), []),
     ("2x2", network.everyone, ("cpu", 3), True), ("2x1", network.refusals, (), None),
+    ("2x1", jobs.divided_otherwise, (), None),
     ("2x1", network.host_rounds, ("cpu", 6, 1), None), ("3x2", network.host_rounds, ("cpu", 6, 2), None),
     *(("2x2", network.host_refusals, (allocator,), ([], 0, [0.0])) for allocator in ("host", "nccl")),
     # nothing is different with another allocator, and on one node

@@ -116,7 +116,7 @@ def open_heap(
     facts = plan_facts(plan, int(settings.heap_size))
     facts |= {"system_size": str(maker.system_nbytes), "IRIS_CCL_WORKSPACE": workspace}
     facts |= {"deterministic": str(settings.deterministic), "IRIS_CHECK": ", ".join(settings.check)}
-    facts |= {"IRIS_CHECK_SEED": str(settings.check_seed)}
+    facts |= {"IRIS_CHECK_SEED": str(settings.check_seed), "IRIS_NODES": settings.nodes or ""}
     check_agreement(world, facts)
     if target.type is not DeviceType.CPU:
         torch.cuda.set_device(target.index)

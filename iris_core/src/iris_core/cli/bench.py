@@ -62,8 +62,8 @@ def _model(args: argparse.Namespace) -> int:
         sizes = [f"{nbytes >> 20} MiB, us" for nbytes in SIZES]
         print_table(["nodes", *sizes, "bus GB/s, by levels", "flat"], rows, title=op)
     steps = [each.step_seconds(args.step_s, args.params, args.layers) for each in machines]
-    rows = [[str(1 << power), f"{step:.4g}", f"{args.step_s / step:.3f}"] for power, step in enumerate(steps)]
-    print_table(["nodes", "seconds", "of which it computes"], rows, title="a step of FSDP2")
+    rows = [[str(1 << power), f"{step:.4g}", f"{args.step_s / step:.1%}"] for power, step in enumerate(steps)]
+    print_table(["nodes", "seconds", "share that computes"], rows, title="a step of FSDP2")
     return 0
 
 

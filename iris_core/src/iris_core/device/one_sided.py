@@ -80,10 +80,10 @@ class OneSided:
         """Whether kernels of this rank can address another one's heap: it is on the same node.
 
         Raises:
-            ValueError: no such rank.
+            ArgumentError: no such rank.
         """
-        if not 0 <= rank < self._world.world_size:
-            raise ValueError(f"there is no rank {rank} in a world of {self._world.world_size}")
+        if not isinstance(rank, int) or not 0 <= rank < self._world.world_size:
+            raise ArgumentError(f"is_reachable: there is no rank {rank!r} in a world of {self._world.world_size}")
         return rank in self.node_ranks
 
     def put(

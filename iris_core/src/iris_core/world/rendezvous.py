@@ -226,7 +226,7 @@ def find_by_torch(group: dist.ProcessGroup | None) -> Opening:
             host += f"/node {divide(asked, dist.get_world_size())[dist.get_rank()]}"
         except errors.SettingsError as e:
             refused = e
-    host = hashlib.sha256(host.encode()).hexdigest()[:24]
+    host = f"{hashlib.sha256(host.encode()).hexdigest()[:24]} {socket.gethostname()}"
     number = SharedStore(store, name, rank).count(f"made by {rank}")  # for each world that the members make
     shared = SharedStore(store, f"{name}/{number}", rank)
     folder = named_folder(shared.set_first(f"folder/{host}", {"key": secrets.token_hex(32)})["key"])
@@ -255,7 +255,7 @@ class Opening:
     is_new: bool = True  # the folder was made for this job, so that all files there are the job's
     members: tuple[int, ...] | None = None  # the ranks in torch.distributed, where they come from there
     store: SharedStore | None = None  # of the world, likewise; then the folder is this world's alone, and goes with it
-    host: str = ""  # equal for the ranks that can map each other's memory
+    host: str = ""  # equal for the ranks that can map each other's memory; its name comes after a space
     refused: errors.IrisError | None = None  # why this rank cannot take part
 
     def __post_init__(self) -> None:
@@ -270,6 +270,7 @@ class Opening:
         self._next_look = 0.0
         # the ranks of each node; empty until all have said where they are
         self.nodes: tuple[tuple[int, ...], ...] = () if self.store else (tuple(range(self.world_size)),)
+        self._hosts: list[str] = []  # of the nodes, their names
         self._token = secrets.token_bytes(32)
         self._socket_name = f"socket.{secrets.token_hex(8)}"
         self._card = f"card.{self.name}.{self.rank}"
@@ -353,8 +354,17 @@ class Opening:
         me = self.rank
         named = {"PeerLostError": "ranks", "CollectiveTimeoutError": "missing_ranks"}.get(said["kind"])
         by = "" if named or said["by"] == me else f"rank {said['by']}: "
-        text = f"rank {me}: {by}{said['text']}"
+        text = f"rank {me}: {by}{said['text']}" + self._where(said["ranks"])
         return _ERRORS[said["kind"]](text, **({} if named is None else {named: said["ranks"]}))
+
+    def _where(self, ranks: Sequence[int]) -> str:
+        """Return the nodes of ranks, for a message; nothing if there is one."""
+        found = []
+        for number, (host, node) in enumerate(zip(self._hosts, self.nodes, strict=True) if self._hosts[1:] else ()):
+            if its := [rank for rank in node if rank in ranks]:
+                every = "all of" if len(its) == len(node) else name_ranks(its) + " of"
+                found.append(f"{every} node {number} ({host})")
+        return f" [{', '.join(found)}]" if found else ""
 
     # -- steps --------------------------------------------------------------------------------------------------------
     def _listen(self) -> None:
@@ -395,7 +405,9 @@ class Opening:
         """Find out who is on this node, and raise what has happened on others."""
         hosts = [f"host/{rank}" for rank in range(self.world_size)]
         if not self.nodes and store.has(hosts):
-            self.nodes = group_by_node(store.get(hosts))
+            found = store.get(hosts)
+            self.nodes = group_by_node(found)
+            self._hosts = [found[ranks[0]].decode().partition(" ")[2] for ranks in self.nodes]
             mine = next(ranks for ranks in self.nodes if self.rank in ranks)
             self._peers = {rank: peer for rank, peer in self._peers.items() if rank in mine}
         now = time.monotonic()
