@@ -16,8 +16,10 @@ from iris_core.device.context_words import STATUS_WORDS, Status, code_of
 from iris_core.device.reports import Meaning, Report, timeout_text
 from iris_core.errors import CapabilityError
 from iris_core.types import ContextSpec, CreateRequest, DeviceTarget, DeviceType
-from iris_triton import interpreter
+from iris_gluon import layouts
+from iris_triton import _compat, interpreter
 from iris_triton.backend import TritonBackend
+from iris_triton.language import address, blocks, gin
 from iris_triton.settings import TritonSettings
 
 I32, I64 = torch.int32, torch.int64
@@ -205,3 +207,28 @@ def test_a_barrier_of_an_impossible_group_is_refused(make_world, caller, group, 
     with raises(AssertionError, key):
         kernel[(1,)](flags[caller], world.context(caller), *group)
     assert [each.tolist() for each in flags] == [[0, 0, 0], [0, 0, 0] if key else [0, 1, 1]]
+
+
+def one(_semantic=None):
+    return tl.constexpr(1)
+
+
+@triton.jit
+def with_a_builtin(out):
+    tl.store(out, one())
+
+
+def test_sources_of_builtins_are_in_the_keys_of_compiled_kernels(monkeypatch):
+    """Of the module's file: an upgrade of Iris compiles kernels anew, which Triton alone would not."""
+    keys = []
+    for source in ("first", "second", "second"):
+        monkeypatch.setattr(_compat.inspect, "getsource", lambda module, source=source: source)
+        monkeypatch.setitem(globals(), "one", _compat.builtin(one))
+        with_a_builtin.hash = None
+        keys.append(with_a_builtin.cache_key)
+        monkeypatch.undo()
+    assert keys[0] != keys[1] == keys[2]
+    modules = address, blocks, gin, layouts
+    ours = [each for module in modules for each in vars(module).values() if _compat.is_builtin(each)]
+    assert len(ours) > 12
+    assert [each for each in ours if each.__module__.startswith("iris_") and not hasattr(each, "hash_attrs")] == []

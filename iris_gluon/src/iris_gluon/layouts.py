@@ -3,16 +3,16 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from iris_triton._compat import core, gluon_warps
+from iris_triton._compat import builtin, core, gluon_warps
 
 
-@core.builtin
+@builtin
 def warp_size(_semantic=None):
     """Lanes of a warp of the target that the kernel is compiled for: 32 or 64.  In kernels only; a constexpr."""
     return core.constexpr(_semantic.builder.options.warp_size)
 
 
-@core.builtin
+@builtin
 def default_layout(shape, num_warps=None, vector=1, _semantic=None, _generator=None):
     """Return `blocked_layout` of a shape for the target that the kernel is compiled for.  In kernels only; a constexpr.
 

@@ -15,8 +15,10 @@ Importing it undoes TRITON_INTERPRET=1: kernels stay `JITFunction`s, and the CPU
 
 import contextlib
 import functools
+import hashlib
 import inspect
 import sys
+import types
 from collections.abc import Callable, Iterator
 from types import FunctionType, SimpleNamespace
 from typing import Any, dataclass_transform
@@ -185,6 +187,22 @@ def linked_libraries(builder: Any) -> tuple[str, ...]:
 def is_builtin(function: Any) -> bool:
     """Return whether the compiler calls `function` with its own arguments `_semantic` and `_generator`."""
     return bool(getattr(function, "__triton_builtin__", False))
+
+
+class _Source(JITCallable):  # type: ignore[misc]
+    """The source of a module, for the keys of Triton's cache."""
+
+    cache_key, used_global_vals = "", types.MappingProxyType[Any, Any]({})
+
+    def __init__(self, module: str) -> None:
+        self.cache_key = hashlib.sha256(inspect.getsource(sys.modules[module]).encode()).hexdigest()
+
+
+def builtin(function: Callable[..., Any]) -> Any:
+    """`core.builtin`, with the module's source in the cache's key of kernels that call it, which Triton leaves out."""
+    made: Any = core.builtin(function)
+    made.__triton_aggregate__, made.hash_attrs = True, [_Source(function.__module__)]  # it looks for these first
+    return made
 
 
 def builtin_body(function: Any) -> Any:

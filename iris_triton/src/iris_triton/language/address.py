@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from iris_triton._compat import core
+from iris_triton._compat import builtin, core
 from iris_triton.interpreter.entries import cpu_entry_at
 
 HEAP_ALIGNMENT = 4096  # bytes of which every heap base is a multiple; the host checks it, `translate` builds on it
@@ -19,7 +19,7 @@ def _carrier(element_type):
     return {8: tl.int8, 16: tl.int16, 32: tl.int32, 64: tl.int64}[bits]
 
 
-@core.builtin
+@builtin
 def _promises(hint, pointer, _semantic=None):
     """Return a hint as a number for each dimension; an int is for the last one."""
     hint, rank = core._unwrap_if_constexpr(hint), len(pointer.shape)

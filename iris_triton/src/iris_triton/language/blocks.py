@@ -4,17 +4,17 @@ Gluon compiles functions of Triton by its own rules, under which a new block nee
 is compiling; whatever else makes no block of its own serves both languages as it is.
 """
 
-from iris_triton._compat import core, gluon_warps
+from iris_triton._compat import builtin, core, gluon_warps
 
 
-@core.builtin
+@builtin
 def num_threads(_semantic=None, _generator=None):
     """Threads that run this code; a constexpr.  Meaningless on the CPU."""
     options = _semantic.builder.options
     return core.constexpr((gluon_warps(_semantic, _generator) or options.num_warps) * options.warp_size)
 
 
-@core.builtin
+@builtin
 def lanes(count, vector=1, _semantic=None, _generator=None):
     """Return 0 .. count - 1 as int32; in Gluon each thread has `vector` consecutive elements."""
     count, vector = core._unwrap_if_constexpr(count), core._unwrap_if_constexpr(vector)
@@ -27,7 +27,7 @@ def lanes(count, vector=1, _semantic=None, _generator=None):
     return _semantic.arange(0, count, layout)
 
 
-@core.builtin
+@builtin
 def places_in(block, _semantic=None):
     """Return 0, 1, ... for the elements of a one-dimensional block, as int32, with its layout in Gluon."""
     layout = getattr(block.type, "layout", None)
@@ -45,7 +45,7 @@ def _along(semantic, count, axis, layout):
     return semantic.arange(0, count, SliceLayout(1 - axis, layout))
 
 
-@core.builtin
+@builtin
 def axis_of(block, axis, _semantic=None):
     """Return 0, 1, ... along one axis of a two-dimensional block, as int32.
 
@@ -55,14 +55,14 @@ def axis_of(block, axis, _semantic=None):
     return _along(_semantic, int(block.type.shape[axis]), axis, getattr(block.type, "layout", None))
 
 
-@core.builtin
+@builtin
 def axis_for(shape, axis, layout=None, _semantic=None):
     """Return `axis_of` a block of this shape without the block itself; Gluon needs its layout."""
     axis, layout = core._unwrap_if_constexpr(axis), core._unwrap_if_constexpr(layout)
     return _along(_semantic, int(core._unwrap_if_constexpr(shape[axis])), axis, layout)
 
 
-@core.builtin
+@builtin
 def spread(value, pointer, _semantic=None):
     """Broadcast a scalar to the shape of `pointer`; return other values unchanged.
 

@@ -23,7 +23,7 @@ import triton.language as tl
 
 from iris_core.device import context_words as _layout
 from iris_core.errors import UnsupportedError
-from iris_triton._compat import core, linked_libraries
+from iris_triton._compat import builtin, core, linked_libraries
 from iris_triton.interpreter.entries import cpu_entry, cpu_entry_at
 from iris_triton.language.flags import report_difference
 from iris_triton.language.sync import gather_stores
@@ -58,13 +58,13 @@ def libraries(network: Any) -> dict[str, str]:
 
 
 # -- what is linked ---------------------------------------------------------------------------------------------------
-@core.builtin
+@builtin
 def linked(_semantic=None):
     """Whether the kernel is launched with NCCL's functions; a constexpr."""
     return core.constexpr(any(name.startswith(SHIM) for name in linked_libraries(_semantic.builder)))
 
 
-@core.builtin
+@builtin
 def _has_word_signals(_semantic=None):
     names = linked_libraries(_semantic.builder)
     versions = [tuple(map(int, name.removeprefix(SHIM).split("_"))) for name in names if name.startswith(SHIM)]
@@ -74,7 +74,7 @@ def _has_word_signals(_semantic=None):
 def _function(symbol, result, *types):
     """Return a function of the shim: called by every thread, with numbers that are the same in all."""
 
-    @core.extern
+    @builtin
     def call(*args, _semantic=None):
         values = [_semantic.cast(_semantic.to_tensor(arg), type_) for arg, type_ in zip(args, types, strict=True)]
         return core.extern_elementwise("", "", values, {types: (symbol, result)}, is_pure=False, _semantic=_semantic)
@@ -94,13 +94,13 @@ _STATUS, _NOWHERE = tl.constexpr(_layout.STATUS_WORD), tl.constexpr(_layout.NOWH
 _FAR = tl.constexpr(int(_layout.MismatchCode.FAR))
 
 
-@core.builtin
+@builtin
 def _is_checked(_semantic=None):
     """Whether the kernel is compiled with debug=True; a constexpr."""
     return core.constexpr(bool(_semantic.builder.options.debug))
 
 
-@core.builtin
+@builtin
 def _kernel_name(_semantic=None, _generator=None):
     """Return the first 32 bytes of the kernel's name, as four numbers."""
     name = _generator.module.get_entry_func_name().encode()
