@@ -154,17 +154,17 @@ def failing(name):
 ])  # fmt: skip
 def test_ranks_that_nccl_does_not_connect(library, nodes, kind, key, calls, changes):
     nccl = fake_nccl(**{"path": library, **changes})
-    with make(nccl) as allocator, raises(kind, f"nccl.{key}", version="2.30.7"):
+    with make(nccl) as allocator, raises(kind, f"allocators.{key}", version="2.30.7"):
         connect(allocator, nodes)
     assert nccl.Communicator.init.call_count + nccl.Communicator.init.return_value.abort.call_count == calls
 
 
-@table("library, key", [("2.29.3", "nccl.loaded"), ("", "nccl.not found"), (None, "any")])
+@table("library, key", [("2.29.3", "allocators.loaded"), ("", "allocators.not found"), (None, "any")])
 def test_an_nccl_that_is_old_or_not_there_is_named(monkeypatch, library, key):
     monkeypatch.setitem(sys.modules, "nccl.core", None)
     if library is not None:
         monkeypatch.setattr("importlib.import_module", lambda name: fake_nccl(library=library))
-    with raises(UnsupportedError, key, "nccl.install", version=library):
+    with raises(UnsupportedError, key, "allocators.install", version=library):
         load_nccl()
 
 
@@ -190,5 +190,5 @@ def test_far_memory_is_mapped_for_the_emulation():
         network = one.connect([one.invite(), one.invite()], TWO_NODES)
         assert (network.far_bases[0], network.delay_s, network.bitcode) == (0, 0.5, "")
         assert one.connect([one.invite(), one.invite()], ONE_NODE) is None
-        with raises(PeerAccessError, "nccl.far"):
+        with raises(PeerAccessError, "allocators.far"):
             one.connect([one.invite(), (1 << 30, 3)], TWO_NODES)

@@ -99,7 +99,7 @@ def test_expandable_segments_are_off_for_the_pool_alone(monkeypatch, settings, m
     with no_room if mode == "no room" else contextlib.nullcontext():
         make_torch(1 << 20).close()
     assert seen == [mine if mode == "others" else f"{others},expandable_segments:True,expandable_segments:False"]
-    assert now() == mine, "all of them, or the threshold would be back at its default"
+    assert now() == mine, "each of them, or the threshold would be back at its default"
 
 
 def life(driver):

@@ -85,8 +85,8 @@ def refused():
         x, bind = torch.ones(4), ctx.ccl.bind
         wrong = unlike(
             ("ArgumentError: ccl.operations", lambda: bind("all_sum", x, x)),
-            ("ArgumentError: ccl.start", lambda: bind("all_reduce", x, x, async_op=True)),
-            ("ArgumentError: ccl.start", lambda: ctx.ops.bind("matmul_all_reduce", x, x, x, workspace=object())),
+            ("ArgumentError: names: start()", lambda: bind("all_reduce", x, x, async_op=True)),
+            ("ArgumentError: names: start()", lambda: ctx.ops.bind("matmul_all_reduce", x, x, x, workspace=object())),
             ("ArgumentError", lambda: bind("all_reduce", x, torch.ones(5))),
         )
         call = bind("all_reduce", x, x)

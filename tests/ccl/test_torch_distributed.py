@@ -14,7 +14,7 @@ from jobs_ccl import on_heap, run_cases
 from jobs_common import unlike
 from ops_cases import OPS as PRODUCTS
 from ops_cases import Case as Product
-from tables import raises, says
+from tables import raises
 
 from iris_core import Iris
 from iris_core.ccl import Config
@@ -67,27 +67,27 @@ def refusals(ctx):
         fused = "matmul" in op
         engine, config = (ctx.ops, FusedConfig) if fused else (ctx.ccl, Config)
         call = partial(getattr(engine, op), *tensors, config=config(algorithm=name, **(fields or {})), **how)
-        assert unlike((f"UnsupportedError: .*cannot serve this call: .*{says(key)}", call)) == []
+        assert unlike((f"UnsupportedError: {key}", call)) == []
         assert fused or engine.explain(op, *tensors, **how).algorithm not in (name, "")
 
     x, y, square = zeros(8), zeros(8), zeros(8, 8)
     with mock.patch.object(dist, "is_initialized", return_value=False):
-        refused("torch.initialised", "all_reduce", y, x)
-    refused("torch.order", "all_reduce", y, x, group=turned)
-    refused("torch.contiguous", "all_reduce", y, zeros(16)[::2])
-    refused("torch.equal", "all_to_all", x, y, input_split_sizes=[4, 4], output_split_sizes=[4, 4])
-    refused("torch.dtypes", "all_reduce", y.short(), x.short())
-    refused("torch.reduction", "all_reduce", y.int(), x.int(), op="bxor")
-    refused("torch.option", "all_reduce", y, x, fields={"comm_sms": 2})
-    refused("torch.alone", "all_reduce", y, x, group=[ctx.cur_rank])
-    refused("torch.order", "matmul_all_reduce", zeros(8, 8), square, square, group=turned)
-    refused("torch.rows", "matmul_all_gather", zeros(8, 8 * size), square, square, gather_dim=1)
-    refused("torch.rows", "matmul_reduce_scatter", zeros(8, 8), square, square, layout="tiles")
-    refused("torch.output", "matmul_all_reduce", zeros(8, 16)[:, :8], square, square)
-    refused("torch.A", "all_gather_matmul", zeros(8 * size, 8), zeros(8, 16)[:, :8], square, gather_dim=0)
+        refused("ccl.initialised", "all_reduce", y, x)
+    refused("ccl.order", "all_reduce", y, x, group=turned)
+    refused("ccl.contiguous", "all_reduce", y, zeros(16)[::2])
+    refused("ccl.equal", "all_to_all", x, y, input_split_sizes=[4, 4], output_split_sizes=[4, 4])
+    refused("names: float16", "all_reduce", y.short(), x.short())
+    refused("names: bxor", "all_reduce", y.int(), x.int(), op="bxor")
+    refused("names: comm_sms", "all_reduce", y, x, fields={"comm_sms": 2})
+    refused("ccl.alone", "all_reduce", y, x, group=[ctx.cur_rank])
+    refused("ccl.order", "matmul_all_reduce", zeros(8, 8), square, square, group=turned)
+    refused("ccl.rows", "matmul_all_gather", zeros(8, 8 * size), square, square, gather_dim=1)
+    refused("ccl.rows", "matmul_reduce_scatter", zeros(8, 8), square, square, layout="tiles")
+    refused("ccl.output", "matmul_all_reduce", zeros(8, 16)[:, :8], square, square)
+    refused("ccl.A", "all_gather_matmul", zeros(8 * size, 8), zeros(8, 16)[:, :8], square, gather_dim=0)
     symmetric = ctx.ops.explain("matmul_reduce_scatter", zeros(8 // size, 8), square, square)
     (torch_symm,) = (each for each in symmetric.candidates if each.name == "torch_symm")
-    assert "on NVIDIA GPUs only" in torch_symm.reason
+    assert "NVIDIA" in torch_symm.reason
 
 
 def gloo_sum(dying=None):

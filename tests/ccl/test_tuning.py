@@ -113,13 +113,13 @@ def test_after_the_limit_nothing_is_begun(pool):
     wanted = {"ops": ("matmul_all_reduce",), "layers": (*LAYER, (32, 32, 48))}
     for found in pool.run(tune, 2, "cpu", wanted, "", "", 1e-6):
         assert (found.entries, len(found.passed_over)) == ((), 2)
-        assert all("the limit of 0 s was reached" in each for each in found.passed_over)
+        assert all(" 0 s " in each for each in found.passed_over)
 
 
 @table(("options", "wrong", "key"), [  # further ones are in tests of the command
-    (TuneOptions, {"dtypes": ()}, "tune.once"), (TuneOptions, {"ops": ("reduce", "reduce")}, "tune.once"),
+    (TuneOptions, {"dtypes": ()}, "config.once"), (TuneOptions, {"ops": ("reduce", "reduce")}, "config.once"),
     (FusedTuneOptions, {"dtypes": ("float64",)}, "names"),
-    *((FusedTuneOptions, {"layers": layers}, "tune.layers") for layers in ((), ((0, 1, 1),))),
+    *((FusedTuneOptions, {"layers": layers}, "config.layers") for layers in ((), ((0, 1, 1),))),
 ])  # fmt: skip
 def test_options_that_cannot_be(options, wrong, key):
     with raises(ArgumentError, key, name="float64"):
@@ -133,9 +133,9 @@ def test_layers():
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[0] < 12 << 30
     assert {(sample.op, sample.gather_dim) for sample in found if 8192 in sample.shape} == set(KINDS)
-    with raises(ArgumentError, "tune.divide", ranks=3, what="8192 rows and a weight of 28672 x 8192"):
+    with raises(ArgumentError, "config.divide", ranks=3, what="8192 rows"):
         FusedTuneOptions().points(0, 3)
-    with raises(ArgumentError, "tune.divide", ranks=2, what=5):
+    with raises(ArgumentError, "config.divide", ranks=2, what=5):
         FusedSample("matmul_reduce_scatter", None, torch.half, 0, 2, (5, 4, 4))
 
 
@@ -331,7 +331,7 @@ def not_measured(cache, what, wanted):
         elif what == "splits":
             ctx.ccl.all_to_all(y, x, input_split_sizes=splits, output_split_sizes=splits)
             assert y[:, 0].tolist() == [0.0] * (3 - rank) + [1.0] * (2 + rank)
-        elif what == "a group of one":
+        elif what == "one member":
             assert total(ctx, group=[rank]) == [rank + 1.0]
         else:
             named = {"named": {"algorithm": "third"}, "named by variant": {"all_reduce_variant": "one_shot"}}
@@ -464,9 +464,6 @@ def test_the_device_sleeps_while_the_host_launches(monkeypatch, device_s, host_s
     assert 5e-3 >= max(slept) >= (calls + 1) * host_s[0]
 
 
-DIFFER = "RankMismatchError: all_reduce: the members of the group call differently:\n  "
-
-
 @pytest.mark.parametrize(("job", "args"), [
     *((caches_that_differ, each) for each in (
         (("one_shot", ""), None, "one_shot"), (("one_shot", "third"), None, "one_shot"),
@@ -476,12 +473,12 @@ DIFFER = "RankMismatchError: all_reduce: the members of the group call different
     *((odd_one, each) for each in (
         ("launch", "all"), ("prepare", 1), ("no room", "all"), ("no room", 1), ("launch", 0))),
     *(pytest.param(odd_one, each, marks=pytest.mark.exhaustive) for each in (("prepare", 0), ("launch", 1))),
-    (calls_that_differ, ("dtype", f"{DIFFER}dtype: float32 on rank")),
-    (calls_that_differ, ("named", f"{DIFFER}algorithm: measured at")),
+    (calls_that_differ, ("dtype", "RankMismatchError: all_reduce: .*dtype: float32 ")),
+    (calls_that_differ, ("named", "RankMismatchError: all_reduce: .*algorithm: measured ")),
     (calls_that_differ, ("refused", "ArgumentError: ")),
     *((not_measured, each) for each in (
         ("off", 1), ("named", {"third"}), ("named by variant", {"one_shot"}), ("a message", set()), ("splits", set()),
-        ("a group of one", 1), ("nothing", set()))),
+        ("one member", 1), ("nothing", set()))),
 ])  # fmt: skip
 def test_two_ranks(pool, tmp_path, job, args):
     assert pool.run(job, 2, str(tmp_path), *args) == [None] * 2

@@ -25,16 +25,16 @@ from iris_triton.testing.compile_only import assembly, compile_for
 
 
 @table(("op", "name", "changes", "reason"), [
-    ("all_gather", "push", {"config": {"swizzle_size": 2}}, "no use for swizzle_size"),
-    ("all_to_all", "push", {"splits": "uneven", "shape": (40, 3)}, "parts of equal size"),
-    ("all_to_all", "persistent", {"layout": "columns"}, "serves layout torch"),
-    ("all_reduce", "nvls_two_shot", {"reduction": "max"}, "adds up float32, float16 and bfloat16"),
-    ("reduce_scatter", "nvls", {"dtype": "float64"}, "adds up float32, float16 and bfloat16"),
-    ("all_gather", "copy_engine", {"place": "strided"}, "dense tensors only"),
-    ("all_reduce", "sentinel_two_shot", {"dtype": "int32"}, "may have any value"),
-    ("all_reduce", "sentinel_split", {"dtype": "float64"}, "may have any value"),
-    ("all_reduce", "sentinel_split", {"place": "ordinary"}, "not on the heap"),
-    ("all_reduce", "ll_one_shot", {"dtype": "complex64"}, "does not know elements"),
+    ("all_gather", "push", {"config": {"swizzle_size": 2}}, "swizzle_size"),
+    ("all_to_all", "push", {"splits": "uneven", "shape": (40, 3)}, "equal"),
+    ("all_to_all", "persistent", {"layout": "columns"}, "layout"),
+    ("all_reduce", "nvls_two_shot", {"reduction": "max"}, "bfloat16"),
+    ("reduce_scatter", "nvls", {"dtype": "float64"}, "bfloat16"),
+    ("all_gather", "copy_engine", {"place": "strided"}, "dense"),
+    ("all_reduce", "sentinel_two_shot", {"dtype": "int32"}, "any value"),
+    ("all_reduce", "sentinel_split", {"dtype": "float64"}, "any value"),
+    ("all_reduce", "sentinel_split", {"place": "ordinary"}, "heap"),
+    ("all_reduce", "ll_one_shot", {"dtype": "complex64"}, "complex64"),
     ("all_reduce", "ll_one_shot", {"config": {"block_size_m": 8}}, "block_size_m"),
     ("all_reduce", "ll_one_shot", {}, "up to 8 ranks"),
 ])  # fmt: skip
@@ -47,7 +47,7 @@ def test_what_is_refused(op, name, changes, reason):
 @table("device", [DeviceType.CPU, DeviceType.HIP])
 def test_packets_are_for_nvidia(device):
     asked = [each.supports(request(Case(each.op), 4, target=DeviceTarget(device))) for each in fast_collectives()]
-    assert all("for NVIDIA GPUs" in answer.reason for answer in asked)
+    assert all("NVIDIA" in answer.reason for answer in asked)
 
 
 @table("target", [DeviceType.CUDA, DeviceType.HIP])
@@ -58,8 +58,8 @@ def test_they_are_listed_with_the_reason_without_addresses_of_all_heaps_else_cho
     chooser = Chooser(collectives(), Tables(tmp_path, [], "any"), [])
     for asked, ok, reason in (
         (without, False, "IRIS_VMEM__MULTICAST"),
-        (replace(without, multicast=True), True, "only by name until measured"),
-        (on_cpu, True, "only by name until measured"),
+        (replace(without, multicast=True), True, "by name"),
+        (on_cpu, True, "by name"),
     ):
         explained = chooser.explain(asked, None)
         (found,) = (each for each in explained.candidates if each.name == name)
@@ -123,7 +123,7 @@ def test_copies_without_a_driver(monkeypatch, found):
     monkeypatch.setattr(copies.importlib.util, "find_spec", found)
     assert copies.copies_obstacle(DeviceType.CPU) == ""
     assert "cuda-bindings" in copies.copies_obstacle(DeviceType.CUDA)
-    assert "hip-python, which is not installed" in copies.copies_obstacle(DeviceType.HIP)
+    assert "hip-python" in copies.copies_obstacle(DeviceType.HIP)
 
 
 def test_strided_outputs_are_written_by_16_bytes():

@@ -70,7 +70,7 @@ def test_wrong_options_are_refused(check, monkeypatch, tmp_path):
         assert done.status != 0
         assert said in done.err
         assert "output" not in done.out
-    for seed, checks, key in (("5", "races", "check.schedules"), ("-1", "schedules", "names")):
+    for seed, checks, key in (("5", "races", "memory.schedules"), ("-1", "schedules", "names")):
         monkeypatch.setenv("IRIS_CHECK_SEED", seed)
         with raises(SettingsError, key, name="SEED"):
             Iris("1MiB", device="cpu", check=checks)
@@ -103,7 +103,7 @@ def test_a_report_names_the_freed_tensor_and_the_bytes_of_a_view():
         kept, data = ctx.zeros(4), ctx.zeros((4, N))
         part = data[1]
         ctx.free(data)
-        with raises(FreedMemoryError, "check.freed") as found:
+        with raises(FreedMemoryError, "memory.freed") as found:
             part.add_(1)
         assert (found.value.report.first, found.value.report.last) == (4 * N, 8 * N - 1)
         assert kept.sum() == 0

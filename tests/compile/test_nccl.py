@@ -44,7 +44,7 @@ def bitcode(version):
         if installed.version.startswith(f"{version}."):
             places.append(pathlib.Path(installed.locate_file("nvidia/nccl/lib/libnccl_device.bc")))
     if not (found := [place for place in places if place.exists()]):
-        pytest.skip(f"NCCL {version} is not installed: make test-nccl fetches its device functions")
+        pytest.skip(f"make test-nccl fetches the device functions of NCCL {version}")
     return str(found[0])
 
 
@@ -75,7 +75,7 @@ def test_a_shim_declares_what_the_wheel_defines(version):
 
 @table("minor", [31, 99])
 def test_another_version_is_refused_by_name(minor):
-    with raises(UnsupportedError, "nccl.version", version=f"2.{minor}"):
+    with raises(UnsupportedError, "allocators.version", version=f"2.{minor}"):
         gin.libraries(Network((1, 2), (2, minor), "libnccl_device.bc"))
 
 

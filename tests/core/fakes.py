@@ -107,7 +107,7 @@ class MemoryAllocator:
         """Copy: private memory cannot be mapped twice; enough to test what the heap does around it."""
         self._call("import_tensor", offset_bytes)
         if not tensor.is_contiguous():
-            raise UnsupportedError("contiguous tensors only")
+            raise UnsupportedError("strided")
         self.generation += 1
         raw = self.tensor(offset_bytes + self.import_delta, tensor.nbytes, on_release)
         return raw.view(tensor.dtype).view(tensor.shape).copy_(tensor)

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -169,18 +170,17 @@ def test_a_tensor_that_cannot_be_had_on_one_rank_is_the_same_error_everywhere(pr
 
 @table("provides", [COPIES, IMPORTS])
 @table(("other", "told"), [
-    (lambda heap: torch.ones(9), "float32 of shape (9,), strides (1,), not on the heap"),
-    (lambda heap: torch.ones(0, 8), "float32 of shape (0, 8), strides (8, 1), not on the heap"),
-    (lambda heap: torch.ones(8, 1).t(), "float32 of shape (1, 8), strides"),
-    (lambda heap: torch.ones(8, dtype=torch.int32), "int32 of shape (8,), strides (1,), not on the heap"),
-    (lambda heap: heap.allocate(8, F32), "float32 of shape (8,), strides (1,), on the heap at offset 0"),
+    (lambda heap: torch.ones(9), r"float32 of shape \(9,\)"),
+    (lambda heap: torch.ones(0, 8), r"float32 of shape \(0, 8\)"),
+    (lambda heap: torch.ones(8, 1).t(), r"float32 of shape \(1, 8\)"),
+    (lambda heap: torch.ones(8, dtype=torch.int32), r"int32 of shape \(8,\)"),
+    (lambda heap: heap.allocate(8, F32), says("heap.at", tensor="float32 of shape (8,)", offset=0)),
 ])  # fmt: skip
 def test_tensors_that_differ_between_the_ranks_do_not_become_symmetric(provides, other, told):
     with Cluster(3, 1 << 16, *provides) as c:
         tensors = [torch.ones(8), torch.ones(8), c.each(other)[2]]
         text = c.refused(errors.SymmetryError, "any", lambda heap: heap.as_symmetric(tensors[heap.rank]))
-        assert "\n  ranks 0, 1: float32 of shape (8,), strides (1,), not on the heap\n" in text
-        assert f"\n  rank 2: {told}" in text
+        assert re.search(rf"\n  ranks 0, 1: float32 of shape \(8,\), .*\n  rank 2: {told}", text)
         c.barrier()
 
 
@@ -199,9 +199,8 @@ def test_strides_and_offsets_count_only_where_somebody_moves(provides):
         c.refused(errors.SymmetryError, "names", turned, name=words)
         on_heap, first = c.allocate(32), c.allocate(32)
         at = c.offsets(first)[1] + 16
-        words = f"rank 1: uint8 of shape (16,), strides (1,), on the heap at offset {at}"
         moved = lambda heap: heap.as_symmetric(first[heap.rank][16 * heap.rank :][:16])
-        c.refused(errors.SymmetryError, "names", moved, name=words)
+        c.refused(errors.SymmetryError, "heap.at", moved, tensor="rank 1: uint8 of shape (16,)", offset=at)
         same = c.each(lambda heap: heap.as_symmetric(on_heap[heap.rank][4:]))
         assert [t.data_ptr() for t in same] == [t[4:].data_ptr() for t in on_heap]
 

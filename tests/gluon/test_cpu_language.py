@@ -208,7 +208,7 @@ def test_partitions_wait_for_other_programs():
     flags = torch.zeros(3, dtype=torch.int32)
     two_polls[(2,)](flags)
     assert flags.tolist() == [1, 1, 1]
-    with interpreter.configured(timeout_s=0.3), raises(interpreter.DeadlockError, "deadlock.all"):
+    with interpreter.configured(timeout_s=0.3), raises(interpreter.DeadlockError, "memory.all"):
         talk[(1,)](flags.zero_(), out, 3)
 
 

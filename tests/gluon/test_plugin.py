@@ -36,8 +36,8 @@ def test_the_backend_is_usable_here_and_not_the_first_choice(monkeypatch):
 
 
 @table("folders, target, reason", [
-    (None, CPU, "Triton is not installed"),
-    ([], CPU, "has no Gluon"),
+    (None, CPU, "not installed"),
+    ([], CPU, "Gluon"),
     (["backends/nvidia", "experimental/gluon"], CPU, ""),  # as a wheel that was built for one vendor
     (["backends/nvidia", "experimental/gluon"], DeviceTarget(DeviceType.CUDA, 0, "sm_90"), ""),
     (["backends/nvidia", "experimental/gluon"], DeviceTarget(DeviceType.HIP, 0, "gfx942"),
@@ -54,7 +54,7 @@ def test_what_a_triton_lacks_is_a_reason(monkeypatch, tmp_path, folders, target,
 
 
 @table("kind, arch, reason", [
-    ("cuda", "", ""), ("cuda", "sm_60", "sm_60 is too old: atomics"), ("cuda", "sm_70", ""), ("cuda", "sm_90", ""),
+    ("cuda", "", ""), ("cuda", "sm_60", "sm_60"), ("cuda", "sm_70", ""), ("cuda", "sm_90", ""),
     ("cuda", "sm_120", ""), ("hip", "", ""), ("hip", "gfx803", "do not compile for gfx803"), ("hip", "gfx90a", ""),
     ("hip", "gfx942", ""), ("hip", "gfx950", ""), ("hip", "gfx1100", "do not compile for gfx1100"),
 ])  # fmt: skip

@@ -25,13 +25,22 @@ OF_OTHERS = {
     "on purpose", "second", "the last one fails",
 }  # fmt: skip
 SENTENCE = re.compile(r"f?['\"].* .*['\"] (not )?in str\((caught|error|info|raised)\b")
+KEYS = {key.lower() for key in WORDING}
+PHRASE = re.compile(r"[a-z]+(?: [a-z]+){2,}")
+# What is in errors too, but is a field of a result, a name or a text of others where tests have it.
+ALSO_ELSEWHERE = {
+    "a and b", "an assertion of the check failed", "as it is", "b by columns", "but torch sees no gpu here",
+    "does not work on", "in a kernel", "no such file", "on the host", "p bra again", "the cheapest by its model",
+    "the data is wrong", "torch sees no gpu here", "wait for mbarrier",
+}  # fmt: skip
+OF_COMMANDS = {"test_cli.py", "test_doctor.py"}  # what these print is what they are for
 
-TESTS = 23_925
+TESTS = 23_921
 """Lines of tests and of what errors say, at most, but for those of features; 24,000 were planned."""
 TESTS_OF_FEATURES = {  # as `FEATURES` of test_rooms.py: lines, and the folders and files
-    "PyTorch": (1860, ("torch_backend",)),
+    "PyTorch": (1859, ("torch_backend",)),
     "several nodes": (
-        1943,
+        1942,
         (
             "nodes", "ccl/test_torch_distributed.py", "allocators/test_nccl.py", "compile/test_nccl.py",
             "multigpu/test_nccl.py",
@@ -76,6 +85,29 @@ def test_sentences_of_errors_stand_in_one_file():
         found |= {ast.unparse(each) for each in said if name_of(getattr(each, "func", each)) != "says"}
     assert found == {repr(text) for text in OF_OTHERS}
     assert WORDING.keys() - used == set()
+
+
+def phrases(tree):
+    """Three words and more in a row, in strings that are no docstrings and no keys."""
+    passed_over = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    constants = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and node not in passed_over)
+    texts = (str(node.value).lower() for node in constants)
+    return {each for text in texts if text.rpartition(": ")[2] not in KEYS for each in PHRASE.findall(text)}
+
+
+def refuses(node):
+    """Whether a node has the text of an error, of a warning or of a reason."""
+    last = name_of(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
+    return isinstance(node, ast.Raise | ast.Return) or last.endswith(("Error", "Warning")) or last in ("no", "warn")
+
+
+def test_phrases_of_errors_stand_in_one_file():
+    """No string of a test has three words in a row of an error, whatever it is compared with."""
+    nodes = (node for path in modules().values() if "cli" not in path.parts for node in ast.walk(parsed(path)))
+    ours = "\n".join(each for node in nodes if refuses(node) for each in phrases(node))
+    paths = (path for path in (ROOT / "tests").rglob("*.py") if path.name not in OF_COMMANDS)
+    found = {each: path.name for path in paths for each in phrases(parsed(path)) if each in ours}
+    assert found.keys() == ALSO_ELSEWHERE, found
 
 
 def test_tests_keep_to_their_budgets():

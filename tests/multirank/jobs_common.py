@@ -63,13 +63,13 @@ def finish(work):
 
 
 def pattern(words):
-    """Of text that begins with the type of an error, for a key of wording.toml behind `kind: `, or a pattern."""
-    kind, _, key = words.partition(": ")
-    return f"{kind}: .*{says(key)}" if key in WORDING else words
+    """For text that begins with the type of an error: `kind: key` of wording.toml, `kind: key: name`, or a pattern."""
+    kind, key, name = (*words.split(": ", 2), "", "")[:3]
+    return f"{kind}: .*{says(key, name=name)}" if key in WORDING else words
 
 
 def unlike(*rows):
-    """What calls raise that is not as it should be: rows of `kind: key` (or a pattern) and a call; "" for nothing."""
+    """What calls raise that is not as it should be: what `pattern` takes and a call; "" for nothing."""
     said = [(words, said_by(call)) for words, call in rows]
     return [(words, text) for words, text in said if not (re.match(pattern(words), text, re.S) if words else not text)]
 

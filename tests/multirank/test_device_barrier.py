@@ -65,12 +65,10 @@ def refused() -> None:
     with Iris("1MiB", device="cpu") as ctx:
         is_first = ctx.cur_rank == 0
         assert unlike(
-            (".*rank 0 is not a member of the process group" if is_first else ".+",
+            ("GroupError: .*rank 0 " if is_first else ".+",
              lambda: ctx.device_barrier(other if is_first else "no group")),
-            ("ValueError: device_barrier: sem must be 'release' or 'relaxed', not 'acquire'$",
-             lambda: ctx.device_barrier(sem="acquire")),
-            ("TypeError: device_barrier: stream must be a torch stream or None",
-             lambda: ctx.device_barrier(stream=3)),
+            ("ValueError: must be: sem", lambda: ctx.device_barrier(sem="acquire")),
+            ("TypeError: must be: stream", lambda: ctx.device_barrier(stream=3)),
         ) == []  # fmt: skip
         ctx.device_barrier(alone)
         ctx.barrier()

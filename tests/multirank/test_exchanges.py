@@ -49,14 +49,14 @@ def out_of_step(world, pair):
 
 class Stubborn:
     def __reduce__(self):
-        raise RuntimeError("cannot be sent")
+        raise RuntimeError("stubborn")
 
 
 def broadcast_what_cannot_be_sent():
     """One rank's object refuses to be pickled: all raise, and can go on."""
     with Iris("1MiB", device="cpu") as ctx:
         kind, _, text = refusal(lambda: ctx.broadcast(Stubborn(), src=1), (IrisError, RuntimeError))
-        return kind, text, ctx.broadcast(7, src=1)
+        return kind, ctx.broadcast(7, src=1), text
 
 
 def late(world, folder):
@@ -202,10 +202,9 @@ def test_ranks_in_different_exchanges(plain_pool, pair):
 
 
 def test_a_broadcast_that_one_rank_cannot_send(pool):
-    assert pool.run(broadcast_what_cannot_be_sent, 2) == [
-        ("IrisError", "broadcast: rank 1's object cannot be sent: cannot be sent", 7),
-        ("RuntimeError", "cannot be sent", 7),
-    ]
+    (*first, text), second = pool.run(broadcast_what_cannot_be_sent, 2)
+    assert (first, second) == (["IrisError", 7], ("RuntimeError", 7, "stubborn"))
+    assert re.match("broadcast: rank 1.* stubborn$", text)
 
 
 def test_time_outs_name_the_missing_ranks_and_say_where_the_others_are(plain_pool, tmp_path):
@@ -225,5 +224,4 @@ def test_worlds_that_are_closed_or_that_one_rank_refuses_to_open(any_pool, refus
     assert [more for _, more in results] == [0, 0]
     for rank, (((kind, text),), _) in enumerate(results):
         assert kind == ("IrisError" if refused else "nothing")
-        start = rf"rank {rank}: (rank \d: )?cannot open the world: \[Errno 24\] Too many open files; the limit of open"
-        assert re.match(start if refused else "$", text)
+        assert re.match(rf"rank {rank}: .*\[Errno 24\] Too many open files; " if refused else "$", text)

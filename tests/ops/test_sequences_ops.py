@@ -74,7 +74,7 @@ def workspaces(device):
         assert own is call(ctx, other, others) is not mine
         assert own.variant == "unfused"
         with Iris("1MiB", device=device) as second:
-            of_another = unlike((".*plans of another context", lambda: call(second, other, others, workspace=mine)))
+            of_another = unlike((".*another context", lambda: call(second, other, others, workspace=mine)))
             mine.reset()
             call(second, other, others, workspace=mine)
             assert (of_another, verify(other, others), len(mine.calls)) == ([], [], 1)
@@ -197,43 +197,43 @@ def refused(device):
         reduce(a, b, ctx.zeros(6))
         scaled(a_scales=rows, b_scales=columns)
         wrong = unlike(
-            ("ArgumentError: products.output", lambda: total(out[:5], a, b)),
+            (r"ArgumentError: matmul_all_reduce: .*\(12, 6\)", lambda: total(out[:5], a, b)),
             ("ArgumentError: products.columns", lambda: reduce(a[:, :3], b)),
-            ("ArgumentError: products.matrix", lambda: reduce(a[0], b)),
+            ("ArgumentError: must be: A", lambda: reduce(a[0], b)),
             ("ArgumentError: products.empty", lambda: reduce(a[:, :0], b[:0])),
             ("ArgumentError: products.dtypes", lambda: reduce(a, b.half())),
             ("ArgumentError: products.dtype of output", lambda: total(out.half(), a, b)),
             ("UnsupportedError: .*int32", lambda: total(*(x.int() for x in (out, a, b)))),
-            ("ArgumentError: products.bias", lambda: reduce(a, b, ctx.zeros(5))),
+            (r"ArgumentError: .*\(6,\), \(1, 6\) or \(12, 1\)", lambda: reduce(a, b, ctx.zeros(5))),
             ("ArgumentError: products.dtype of bias", lambda: reduce(a, b, halves.to(ctx.device))),
-            ("ArgumentError: products.shares A", lambda: reduce(out[:, :4], b)),
+            ("ArgumentError: share: output and A", lambda: reduce(out[:, :4], b)),
             ("ArgumentError: .*torch.no_grad", lambda: reduce(a, grad)),
             ("TypeError: .*FusedConfig", lambda: reduce(a, b, config=Config())),
             ("TypeError: .*FusedWorkspace", lambda: reduce(a, b, workspace={})),
             ("UnsupportedError: .*num_fetch_sms", lambda: reduce(a, b, config=two_shot(num_fetch_sms=8))),
             ("UnsupportedError: .*block_size_m", lambda: reduce(a, b, config=two_shot(block_size_m=48))),
             ("ArgumentError: products.rows", lambda: scatter(a[:-1], b)),
-            ("ArgumentError: products.divided output", lambda: ops.matmul_reduce_scatter(out, a, b)),
+            (r"ArgumentError: .* \(6, 6\)", lambda: ops.matmul_reduce_scatter(out, a, b)),
             ("ArgumentError: products.tiles", lambda: scatter(a, b, layout="tiles")),
             ("ArgumentError: products.layout", lambda: scatter(a, b, layout="columns")),
             ("ArgumentError: products.fit", before),
-            ("ArgumentError: products.gather_dim", lambda: before(gather_dim=2)),
+            ("ArgumentError: must be: gather_dim", lambda: before(gather_dim=2)),
             (".*num_sms", lambda: before(gather_dim=0, config=of(algorithm="fetch", num_sms=2, num_fetch_sms=2))),
             ("ArgumentError: products.scales", of_rows),
-            ("ArgumentError: products.dtype of scales", lambda: of_rows(b_scales=columns.half())),
-            ("ArgumentError: products.scales of rows", lambda: scaled(a_scales=rows[:5], b_scales=columns)),
+            ("ArgumentError: must be: b_scales", lambda: of_rows(b_scales=columns.half())),
+            (r"ArgumentError: .*\(12, 1\), .* \(1, 1\)", lambda: scaled(a_scales=rows[:5], b_scales=columns)),
             ("ArgumentError: products.floats", lambda: reduce(a, b, a_scales=rows, b_scales=columns)),
             ("UnsupportedError: .*gather_dim=0",
              lambda: gather(a[:, :2].to(f8), b.to(f8), a_scales=rows, b_scales=columns)),
             ("UnsupportedError: .*block_size_k",
              lambda: of_blocks(b_scales=ctx.ones(1, 1), config=two_shot(block_size_k=256))),
             # the same kinds of calls, which are known now
-            ("ArgumentError: products.shares A",
+            ("ArgumentError: share: output and A",
              lambda: total(spread, buffer.as_strided((6 * size, 4), (64, 1), 64), b[:, :4])),
             (".*lazily negated", lambda: total(column, negated, b[:, :4])),
-            ("ArgumentError: products.shares B", lambda: reduce(a, out[:4])),
-            ("ArgumentError: products.shares bias", lambda: reduce(a, b, out[0])),
-            ("ArgumentError: products.shares scales", lambda: scaled(a_scales=out.view(-1)[:12], b_scales=columns)),
+            ("ArgumentError: share: output and B", lambda: reduce(a, out[:4])),
+            ("ArgumentError: share: output and bias", lambda: reduce(a, b, out[0])),
+            ("ArgumentError: share: output and a_scales", lambda: scaled(a_scales=out.view(-1)[:12], b_scales=columns)),
             ("UnsupportedError: products.unlike floats", lambda: reduce(a.to(f8), b.to(f8z))),
         )  # fmt: skip
         scatter(a, b)
@@ -277,7 +277,7 @@ def test_no_grad_workspaces_resets_and_little_room(pool, job, num_ranks, device,
 def test_a_late_packet_names_its_sender(pool):
     case = Case("all_gather_matmul", "packets", (4, 256, 64), dim=0, config=PROGRAMS)
     for text in pool.run(partial(said_by, one_is_missing), 3, "cpu", case):
-        assert "where the data of rank 1 arrives" in text
+        assert re.search(r"DeviceTimeoutError: .*\brank 1\b", text)
 
 
 def test_packets_without_room_leave_the_heap_alone(pool):

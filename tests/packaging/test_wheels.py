@@ -29,7 +29,7 @@ def build_wheels(folder):
     """Build wheels of the four distributions and of the example from copies; returns the folder that has them."""
     for module in ("pip", "setuptools"):
         if importlib.util.find_spec(module) is None:
-            pytest.skip(f"{module} is not installed, so no wheel can be built")
+            pytest.skip(f"no wheel can be built without {module}")
     copies = []
     for source in (*(ROOT / name for name in FOLDERS), EXAMPLE):
         copies.append(folder / "sources" / source.name)

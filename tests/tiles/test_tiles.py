@@ -131,8 +131,8 @@ def test_number_of_words_which_the_host_checks():
         tiles.check_locks(ctx, locks, *of)
         tiles.check_locks(ctx, ctx.zeros(6, dtype=torch.int32), *of, "spinlock")
         assert unlike(
-            (".*unknown variant 'tree'", lambda: tiles.lock_words(*of, 8, "tree")),
-            (".*must be positive, got 0", lambda: tiles.lock_words(9, 33, 8, 0, 8)),
+            ("ValueError: tiles.variant", lambda: tiles.lock_words(*of, 8, "tree")),
+            ("ValueError: .*0", lambda: tiles.lock_words(9, 33, 8, 0, 8)),
             ("ValueError: tiles.words", lambda: tiles.check_locks(ctx, locks, 10, 33, 4, 16)),
             ("ValueError: tiles.dtype", lambda: tiles.check_locks(ctx, many.int(), *of)),
             ("ValueError: .*contiguous", lambda: tiles.check_locks(ctx, many[::2], *of)),
@@ -222,7 +222,7 @@ def test_a_wait_in_vain_ends_and_is_reported(pool, device):
 
 def test_mistakes_are_found_by_the_executor(pool):
     mistakes = [("all_to_all", "float32", 11), ("ring", "bfloat16", 0)]
-    texts = [r"AssertionError: .*must have world_size \* N_per_rank columns", "AssertionError: .*in different memory"]
+    texts = ["AssertionError: .*columns", "AssertionError: .*memory"]
     for said in pool.run(jobs.mistaken, 2, "triton", mistakes):
         assert all(re.search(text, line, re.DOTALL) for text, line in zip(texts, said, strict=True)), said
 

@@ -56,7 +56,7 @@ def every_method(ranks, max_nbytes):
         found["gather of scalars"] = scalars, found["all_gather of scalars"][1]
     on_heap = comm.empty(4, dtype=torch.float16).fill_(rank)
     with comm.capture():
-        found["on the heap"] = comm.custom_all_reduce(on_heap), torch.full((4,), float(sum(range(size)))).half()
+        found["symmetric"] = comm.custom_all_reduce(on_heap), torch.full((4,), float(sum(range(size)))).half()
     if rank == 0:
         comm.send(mine)
     if rank == 1:

@@ -299,7 +299,7 @@ def promising_bits(store):
     refusals = [said_by(lambda each=each: dist.reduce(torch.ones(3).cfloat(), 0, group=each)) for each in groups]
     promises = [torch_backend.context_of(group).settings.deterministic for group in groups]
     assert promises == [bool(each) for each in refusals] == [True, True, False, False]
-    assert all("SUM of torch.complex64 on cpu goes to gloo or NCCL" in each for each in refusals[:2])
+    assert all("torch.complex64" in each for each in refusals[:2])
     flags = torch.ones(3, dtype=torch.bool)
     dist.all_reduce(flags)  # gloo's, in whatever order
     assert flags.all()
@@ -398,9 +398,8 @@ def gradients(store):
             return op(x, *(each(x) if callable(each) else each for each in how), **out)
 
         x = torch.ones(2 * size, 4)
-        no_such = "UnsupportedError: torch.ops.iris has no forward-mode"
         for forward in (partial(torch.func.jvp, case, (x,), (x,)), partial(torch.func.jacfwd(case), x)):
-            assert unlike((no_such, forward)) == [], name
+            assert unlike(("UnsupportedError: torch.ops.iris .*forward-mode", forward)) == [], name
         shape = (2 * size, 4)
         x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(rank)).requires_grad_()
         y = case(x)
@@ -438,9 +437,9 @@ def gradients(store):
         ("matmul_all_reduce_out", (recorded.detach(), recorded.t(), None, group), {"out": out}),
     ):  # fmt: skip
         for call in (getattr(ops, op), torch.compile(getattr(ops, op), fullgraph=True, backend="aot_eager")):
-            assert unlike((f".*iris::{op} records no gradient", partial(call, *given, **how))) == []
+            assert unlike((f".*iris::{op} .*gradient", partial(call, *given, **how))) == []
     for x, call in ((whole((6,), torch.int32, 1), ops.reduce_scatter), (whole((8,), torch.int32, 1), ops.all_reduce)):
-        words = "ArgumentError.*op='nonsense' is no reduction; known are SUM"
+        words = "ArgumentError.*op='nonsense'"
         assert unlike((words, partial(call, x, ("sum", "nonsense")[rank], group))) == []
 
 

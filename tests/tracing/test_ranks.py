@@ -122,8 +122,8 @@ def mistakes(device, folder):
         tracing.disable()
         tracing.reset()
         assert not tracing.enabled
-        begin = "ArgumentError: rank 1 could not begin to trace: tracing.enable: max_events must be"
-        write = "IrisError: rank 1 could not write its part of the trace: "
+        begin = "ArgumentError: rank 1 .*max_events"
+        write = "IrisError: rank 1 "
         wrong += unlike(
             (begin, lambda: tracing.enable(0 if last else 16)), ("", lambda: tracing.enable(16)),
             (write, lambda: tracing.export(f"{folder}/{'missing/' if last else ''}trace.json")),

@@ -210,8 +210,8 @@ def recursive(n):
 @table("parameters, text, error, key", [
     ("x", "tl.store(x, 1 if tl.arange(0, 8) > 3 else 2)", TypeError, "kernel.scalar"),
     *(("x", text, AssertionError, "names") for text in (
-        "tl.static_assert(x is None, 'must be two')", "tl.device_assert(tl.load(x) == 2, 'must be two')",
-        "assert tl.load(x) == 2, 'must be two'")),
+        "tl.static_assert(x is None, 'is not two')", "tl.device_assert(tl.load(x) == 2, 'is not two')",
+        "assert tl.load(x) == 2, 'is not two'")),
     ("x", "tl.store(x, undecorated(1))", NotImplementedError, "kernel.undecorated"),
     ("x", "tl.store(x, recursive(tl.load(x)))", RecursionError, "any"),
     ("x: tl.const", "tl.store(x, 1)", ValueError, "kernel.const"),
@@ -220,7 +220,7 @@ def recursive(n):
 ])  # fmt: skip
 def test_what_is_refused_as_by_the_compiler(parameters, text, error, key):
     kernel = kernel_of(triton.jit, parameters, text, tl=tl, undecorated=undecorated, recursive=recursive)
-    with raises(error, key, name="must be two"):
+    with raises(error, key, name="is not two"):
         kernel[(1,)](torch.ones(1, dtype=torch.int32))
     if "== 2" in text:
         kernel[(1,)](torch.tensor([2]))
@@ -300,7 +300,7 @@ def test_forms_of_launches():
 ])  # fmt: skip
 def test_what_does_not_fit_is_refused_before_anything_runs(grid, args, named, error, key):
     tensor = torch.zeros(4)
-    with raises(error, f"launch.{key}"):
+    with raises(error, f"kernel.{key}"):
         fill[grid](*(tensor if a == 1 and i == 0 else a for i, a in enumerate(args)), **named)
     assert not tensor.any()
 

@@ -70,7 +70,7 @@ def test_a_program_can_wait_for_a_later_one_and_a_deadlock_says_where(monkeypatc
     if "plain" not in how:
         reverse[(6,)](words(2 * 6 + 2), order, 6, POLLS[how])
         assert order.tolist() == [5, 4, 3, 2, 1, 0]
-    with interpreter.configured(timeout_s=0.2), raises(DeadlockError, "deadlock.where") as info:
+    with interpreter.configured(timeout_s=0.2), raises(DeadlockError, "memory.where") as info:
         stuck[(5,)](flag, POLLS[how])
     error = info.value
     assert isinstance(error, TimeoutError)
@@ -172,7 +172,7 @@ def test_alone_a_deadlock_is_an_error_at_once(on_heap):
     with contextlib.ExitStack() as stack:
         flag = stack.enter_context(Iris("1MiB", device="cpu")).zeros(8, dtype=torch.int32) if on_heap else words()
         stack.enter_context(interpreter.configured(timeout_s=NEVER))
-        with raises(DeadlockError, "deadlock.at once", "deadlock.on heap" if on_heap else "any") as caught:
+        with raises(DeadlockError, "memory.at once", "memory.on heap" if on_heap else "any") as caught:
             stuck[(3,)](flag, POLLS["volatile"])
     assert (caught.value.kernel, caught.value.rank) == ("stuck", 0 if on_heap else None)
 

@@ -197,11 +197,11 @@ def test_a_thread_gets_a_context_and_what_the_driver_refuses_is_an_error(made):
     launch, fake = made(201, 0, 719)
     launch(None, *torch.zeros(2, 1))
     assert (len(fake.launched), fake.contexts) == (2, [503])
-    with raises(RuntimeError, "launch.refused"):
+    with raises(RuntimeError, "kernel.refused"):
         launch(None, *torch.zeros(2, 1))
     fake.launched.clear()
     for arguments, named in (((None, torch.zeros(1)), {}), ((None, *torch.zeros(2, 1)), {"x": 1}), ((), {})):
-        with raises(TypeError, "launch.arguments"):
+        with raises(TypeError, "kernel.arguments"):
             launch(*arguments, **named)
     with raises(AttributeError, name="data_ptr"):
         launch(None, torch.zeros(1), "text")
