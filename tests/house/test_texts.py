@@ -40,7 +40,7 @@ TESTS = 23_921
 TESTS_OF_FEATURES = {  # as `FEATURES` of test_rooms.py: lines, and the folders and files
     "PyTorch": (1859, ("torch_backend",)),
     "several nodes": (
-        1942,
+        1981,
         (
             "nodes", "ccl/test_torch_distributed.py", "allocators/test_nccl.py", "compile/test_nccl.py",
             "multigpu/test_nccl.py",
