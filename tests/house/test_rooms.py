@@ -91,6 +91,7 @@ FEATURES = {
         3548,
         (
             "iris_core.ops.experts", "iris_core.ops.attention", "iris_core.ops.made", "iris_core.nn.expert_parallel",
+            "iris_core.ops.unfused_attention",
             "iris_core.nn.norm", "iris_core.nn.sequence", "iris_core.providers.norms", "iris_triton.launcher",
             "iris_triton.collectives.experts", "iris_triton.collectives.nvls", "iris_triton.language.multimem",
             "iris_triton.gemm.packet_norm", "iris_triton.gemm.packet_product", "iris_triton.gemm.reduce_norm",

@@ -240,6 +240,15 @@ def pairs():
                         assert torch.equal(received, given)
 
 
+def too_long():
+    """Lengths beyond the cache, on all members."""
+    with Iris("4MiB", device="cpu") as ctx:
+        decode, kv = ctx.ops.flash_decode(1, 2, 1, 16, dtype=torch.float32), torch.ones(1, 1, 5, 16)
+        for length in (6, -1):
+            call = partial(decode, torch.ones(1, 2, 16), kv, kv, torch.tensor([length], dtype=torch.int32))
+            assert unlike((rf"ArgumentError: .*\[{length}\]", call)) == []
+
+
 def barriers(members, device="cpu", turns=6):
     """Whether no rank has left a barrier before all have come, with and without a handle."""
     spans = []

@@ -6,7 +6,7 @@ import jobs_node_collectives as jobs
 import jobs_norm
 import pytest
 from jobs_nodes import divided
-from test_attention import there_and_back
+from test_attention import DECODES, RINGS, decodes, rings, there_and_back
 
 BY_LEVELS = {"all_reduce", "reduce", "broadcast", "reduce_scatter", "scatter", "all_gather", "gather"}
 GROUPS = {
@@ -100,6 +100,7 @@ def test_no_rank_leaves_a_barrier_before_all_have_come(pool, members, device):
 
 @pytest.mark.parametrize(("nodes", "job", "args"), [
     ("3+1", jobs.messages, ()), ("2x1", jobs.begun_together, ()), ("2x1", jobs.groups_of_torch, ()),
+    ("2x1", jobs.too_long, ()),
     *(("2x2", job, ()) for job in (jobs.beside_each_other, jobs.bits)),
     *(("2x2", jobs.node_refuses, (how,)) for how in ("supports", "no room", "broken")),
     *(("2x2", jobs.order_of_chunks, (op,)) for op in ("matmul_all_reduce", "all_gather_matmul")),
@@ -126,3 +127,15 @@ def test_norms_and_ulysses_between_nodes(pool):
     cases = [case("bfloat16", place="heap"), case("float32", place="ordinary")]
     assert pool.run(divided, 4, "2x2", jobs_norm.run_cases, "cpu", cases) == [[]] * 4
     assert pool.run(divided, 4, "2x2", there_and_back, "cpu", None, (1, 2), "float32") == [None] * 4
+
+
+@pytest.mark.parametrize(("nodes", "job", "group", "case", "device"), [
+    ("2x2", decodes, None, DECODES[0][2], "cpu"), ("3+1", decodes, [3, 1, 0], DECODES[1][2], "cpu"),
+    ("2x2", rings, None, RINGS[0][2], "cpu"), ("3+1", rings, [3, 1, 0], RINGS[1][2], "cpu"),
+    ("2x1", rings, None, RINGS[2][2], "cpu"),
+    pytest.param("2x2", decodes, None, DECODES[0][2], "cuda", marks=OVER_NCCL[4]),
+    pytest.param("2x2", rings, None, RINGS[0][2], "cuda", marks=OVER_NCCL[4]),
+])  # fmt: skip
+def test_attention_between_nodes(pool, nodes, job, group, case, device):
+    size = 2 if nodes == "2x1" else 4
+    assert pool.run(divided, size, nodes, job, device, group, case, 2) == [None] * size

@@ -12,6 +12,7 @@ from iris_core.device.targets import on_device
 from iris_core.dispatch.bind import Binder
 from iris_core.dispatch.requests import name_all, name_of
 from iris_core.errors import ArgumentError, UnsupportedError
+from iris_core.ops import unfused_attention
 from iris_core.ops.made import RESULTS, Made
 from iris_core.types import Group
 
@@ -36,6 +37,8 @@ class FlashDecode(Made):
 
     Stream: the current one, the same in all calls, and the host waits for nothing: once called, it can be captured.
 
+    On several nodes torch computes and `ctx.ccl` exchanges; then lengths are looked at by the host.
+
     Args:
         batch: sequences.
         heads, kv_heads: heads of queries, a multiple of those of keys.
@@ -47,7 +50,7 @@ class FlashDecode(Made):
 
     Raises:
         ArgumentError: a number makes no sense.
-        UnsupportedError: there is no such dtype, no memory, or the ranks are on several nodes.
+        UnsupportedError: there is no such dtype, or no memory.
         CapabilityError: the backend has no kernels for it.
         RankMismatchError: the members give different arguments.
 
@@ -60,6 +63,8 @@ class FlashDecode(Made):
         ...     print(decode(torch.ones(1, 2, 16), k, v, torch.tensor([5], dtype=torch.int32))[0, :, 0].tolist())
         [2.0, 2.0]
     """
+
+    _unfused = unfused_attention.Decode
 
     def __init__(
         self, binder: Binder, batch: int, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype,
@@ -131,6 +136,8 @@ class RingAttention(Made):
         ...     print(out[0, :, 0].tolist())
         [0.0, 0.5, 1.0, 1.5]
     """
+
+    _unfused = unfused_attention.Ring
 
     def __init__(
         self, binder: Binder, heads: int, kv_heads: int, length: int, head_dim: int, dtype: torch.dtype,

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -26,6 +26,8 @@ RESULTS = (torch.bfloat16, torch.float16, torch.float32)
 
 class Made:
     """An object that all members of a group make with equal arguments, and call equally often in the same order."""
+
+    _unfused: ClassVar[Any] = None  # makes what stands for the backend's kernels where ranks are on several nodes
 
     @contextmanager
     def _agreement(self, name: str, given: dict[str, Any]) -> Iterator[tuple[int, ...]]:
@@ -48,7 +50,8 @@ class Made:
                 if value is not None and not isinstance(value, kind):
                     raise ArgumentError(f"{name}: {each} must be {what}, not {value!r}")
             yield self._members
-            if len(set(binder.here.nodes_of(self._members))) > 1:
+            self._spans_nodes = len(set(binder.here.nodes_of(self._members))) > 1
+            if self._spans_nodes and self._unfused is None:
                 raise UnsupportedError(f"{name}: the ranks are on several nodes, and kernels reach those of one only")
         except Exception as error:  # noqa: BLE001 - raised again, on all members
             binder.refuse(name, error, self._members)
@@ -65,7 +68,9 @@ class Made:
         begins = [each * _ALIGNMENT_NBYTES for each in itertools.accumulate(sizes, initial=0)]
         space.size, space.me, space.units = len(members), members.index(binder.rank), binder.here.processors
         with on_device(binder.target):
-            context = binder.open()
+            context: Any = binder.open()
+            if self._spans_nodes:
+                return self._unfused(context.ccl, members, space)
             space.world, space.context = context.num_ranks, context.get_device_context()
             space.members = torch.tensor(members, dtype=torch.int32, device=binder.target.torch_device)
             world, what = binder.members.world.subworld(members), f"an object of ctx.ops.{self._name}"
