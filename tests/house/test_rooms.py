@@ -62,14 +62,14 @@ BUDGETS = {
     "iris_triton/*.py": 1467,
     "iris_triton/collectives": 4220,
     "iris_triton/checker": 4071,
-    "iris_triton/demos": 151,
+    "iris_triton/demos": 145,
     "iris_triton/gemm": 2678,
     "iris_triton/interpreter": 3528,
     "iris_triton/language": 1865,
     "iris_triton/rocm_iris": 1000,
     "iris_triton/testing": 578,
     "iris_triton/tiles": 1016,
-    "iris_gluon/*.py": 691,
+    "iris_gluon/*.py": 637,
     "iris_gluon/gemm": 1132,
     "iris_gluon/interpreter": 1489,
 }
@@ -103,7 +103,7 @@ FEATURES = {
         ("iris_triton.checker", "iris_triton.testing.checked", "iris_core.cli.check", "iris_core.cli.all_orders"),
     ),
 }  # fmt: skip
-REST = 37_991
+REST = 37_985
 """Lines of all else, at most; 38,000 were planned."""
 
 ENGINE = 4000

@@ -12,6 +12,8 @@ import triton.language as tl
 
 from iris_core.types import DemoResult
 from iris_triton.context import DeviceContext
+from iris_triton.language.blocks import lanes as places
+from iris_triton.testing.languages import open_context
 
 BLOCK = 1024
 BLOCKS = 4
@@ -20,15 +22,15 @@ ROUNDS = 5
 
 @triton.jit
 def pass_messages(
-    source, slots, result, flags, credits, context, rank: tl.constexpr, world_size: tl.constexpr,
-    rounds, num_blocks, BLOCK: tl.constexpr
+    Context: tl.constexpr, context, world_size: tl.constexpr, source, slots, result, flags, credits, rounds,
+    num_blocks, BLOCK: tl.constexpr
 ):  # fmt: skip
     """Send `rounds` times every block of `source` to the next rank; add up what arrives in `result`."""
-    ctx = DeviceContext.initialize(context, rank, world_size)
-    succ = (rank + 1) % world_size
-    pred = (rank + world_size - 1) % world_size
+    ctx = open_context(Context, context, world_size)
+    succ = (ctx.rank + 1) % world_size
+    pred = (ctx.rank + world_size - 1) % world_size
     program = tl.program_id(0)
-    lanes = tl.arange(0, BLOCK)
+    lanes = places(BLOCK)
     if program < num_blocks:
         block = program * BLOCK + lanes
         for r in range(rounds):
@@ -39,7 +41,7 @@ def pass_messages(
     else:
         slot = program - num_blocks
         block = slot * BLOCK + lanes
-        total = tl.zeros((BLOCK,), dtype=tl.float32)
+        total = lanes * 0.0
         for r in range(rounds):
             ctx.wait(flags + slot, r + 1, cmp="ge")
             total += tl.load(slots + block)
@@ -47,18 +49,8 @@ def pass_messages(
         tl.store(result + block, total)
 
 
-def launch(ctx, *tensors) -> None:
-    """Launch it on this rank: one program for each side of each block."""
-    pass_messages[(2 * BLOCKS,)](
-        *tensors, ctx.get_device_context(), ctx.cur_rank, ctx.num_ranks, ROUNDS, BLOCKS, BLOCK=BLOCK
-    )
-
-
-def run(ctx, launch=launch) -> DemoResult:
-    """Run it on every rank of `ctx` and compare with the sum computed directly.
-
-    `launch` is called with ctx, source, slots, result, flags and credits; that of another language is in iris_gluon.
-    """
+def run(ctx, kernel=pass_messages, Context=DeviceContext) -> DemoResult:
+    """Run it on every rank of `ctx`, in the language of the kernel, and compare with the sum computed directly."""
     rank, world = ctx.cur_rank, ctx.num_ranks
     numel = BLOCK * BLOCKS
     slots = ctx.zeros(numel, dtype=torch.float32)
@@ -66,7 +58,10 @@ def run(ctx, launch=launch) -> DemoResult:
     source, came = (torch.linspace(-1, 1, numel) + each for each in (rank, (rank - 1) % world))
     result = torch.full((numel,), float("nan"), device=ctx.device)
     ctx.barrier()
-    launch(ctx, source.to(ctx.device), slots, result, flags, credits)
+    kernel[(2 * BLOCKS,)](  # one program for each side of each block
+        Context, ctx.get_device_context(), world, source.to(ctx.device), slots, result, flags, credits,
+        ROUNDS, BLOCKS, BLOCK=BLOCK,
+    )  # fmt: skip
     ctx.barrier()
     error = (result.cpu() - came * sum(range(1, ROUNDS + 1))).abs().max().item()
     return DemoResult(error, 1e-4, f"{ROUNDS} rounds x {BLOCKS} blocks of {BLOCK}")
