@@ -65,12 +65,12 @@ BUDGETS = {
     "iris_triton/demos": 145,
     "iris_triton/gemm": 2678,
     "iris_triton/interpreter": 3528,
-    "iris_triton/language": 1865,
-    "iris_triton/rocm_iris": 1000,
+    "iris_triton/language": 1857,
+    "iris_triton/rocm_iris": 996,
     "iris_triton/testing": 578,
     "iris_triton/tiles": 1016,
     "iris_gluon/*.py": 637,
-    "iris_gluon/gemm": 1132,
+    "iris_gluon/gemm": 1130,
     "iris_gluon/interpreter": 1489,
 }
 
@@ -103,7 +103,7 @@ FEATURES = {
         ("iris_triton.checker", "iris_triton.testing.checked", "iris_core.cli.check", "iris_core.cli.all_orders"),
     ),
 }  # fmt: skip
-REST = 37_985
+REST = 37_971
 """Lines of all else, at most; 38,000 were planned."""
 
 ENGINE = 4000

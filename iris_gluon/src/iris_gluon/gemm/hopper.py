@@ -203,12 +203,10 @@ def multiply_tiles(
         order: aggregate with the methods of `RowGroups`.
         sink: aggregate with the methods of `StoreTile`; its descriptors are of parts, `part_rows` x BLOCK_N / PARTS, in
             the default layout of such a block.
-        tiles: number of tiles.
-        k_tiles: number of blocks in the inner dimension; at least 1.
+        tiles, k_tiles: number of tiles, and of blocks in the inner dimension, which is at least 1.
         STAGES: blocks of A and B that are in shared memory at the same time.
         PARTS: 1 or 2, the parts in which a tile goes to the sink.
         NUM_WARPS: the kernel's num_warps; 8 for BLOCK_M 128, or 4 where blocks are scaled.
-        TURNED_A, TURNED_B: how the operands are stored.
         own_desc: descriptor of rows of A that lie elsewhere, like that of A, which is not TURNED_A then.  The order has
             a method `own_row(row)`: which of these rows of tiles is meant by a row of C, or -1 for one of A.
         scales: `iris_gluon.gemm.sinks.Scales` of 8-bit floats; of blocks with a BLOCK_K of 128, and in parts of at most

@@ -441,13 +441,8 @@ def await_flag(
 
     Synchronises the threads of the program: when any of them goes on, all have seen the flag.
 
-    Args:
-        pointer: the flag (scalar pointer to a 32- or 64-bit integer in own memory).
-        expected, cmp: what to compare with, of the flag's type; a comparison, see `is_comparison`.
-        sem, scope: "acquire" or "relaxed"; "sys" or "gpu".
-        timeout_ns: bound in nanoseconds; 0 for none; after a negative one the wait describes itself and goes on.
-        status_word: address of the status words as int64, 0 for none.
-        rank: the caller, for the report.
+    The arguments are those of `iris_triton.language.wait`, but `expected` has the flag's type, and `status_word` is
+    an address as int64, 0 for none.
     """
     if is_cuda():
         thread = lanes(num_threads())

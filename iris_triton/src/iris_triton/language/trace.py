@@ -185,19 +185,16 @@ class DeviceTracing:
     @triton.jit
     def record_event_end(self, handle):
         """Record that it has ended, now.  Without this call it is shown as a moment."""
-        self.end(handle)
+        if self.enabled:
+            _put(self.words, "duration_cycles", handle[0], read_realtime() - handle[1], handle[0] >= 0)
+
+    end = record_event_end  # of an operation that was issued, or is over
 
     @triton.jit
     def begin(self, event_id: tl.constexpr, target_rank, address, mask=None, numel=None):
         """`record_event_start` of an operation of the context; the two numbers are those of the program."""
         pid_m, pid_n = tl.program_id(0), tl.program_id(1)
         return self.record_event_start(event_id, target_rank, address, pid_m, pid_n, mask, numel)
-
-    @triton.jit
-    def end(self, handle):
-        """Record that the operation was issued, or is over."""
-        if self.enabled:
-            _put(self.words, "duration_cycles", handle[0], read_realtime() - handle[1], handle[0] >= 0)
 
     @triton.jit
     def end_after(self, handle, value):
