@@ -51,26 +51,20 @@ def _load(
     for tile in range(first, tiles, every):
         row, column = order.place(tile)
         order.await_operands(row, column)
-        own = 0
+        own = -1
         if OWN:
             own = order.own_row(row)
         for k in range(k_tiles):
             stage = step % STAGES
             mbarrier.wait(empty.index(stage), ((step // STAGES) & 1) ^ 1)
             mbarrier.expect(full.index(stage), NBYTES)
-            if OWN:
-                if own >= 0:
-                    tma_load(own_desc, [own * BLOCK_M, k * BLOCK_K], full.index(stage), a_stages.index(stage))
-                else:
-                    tma_load(a_desc, [row * BLOCK_M, k * BLOCK_K], full.index(stage), a_stages.index(stage))
-            elif TURNED_A:
-                tma_load(a_desc, [k * BLOCK_K, row * BLOCK_M], full.index(stage), a_stages.index(stage))
+            if own >= 0:
+                tma_load(own_desc, [own * BLOCK_M, k * BLOCK_K], full.index(stage), a_stages.index(stage))
             else:
-                tma_load(a_desc, [row * BLOCK_M, k * BLOCK_K], full.index(stage), a_stages.index(stage))
-            if TURNED_B:
-                tma_load(b_desc, [column * BLOCK_N, k * BLOCK_K], full.index(stage), b_stages.index(stage))
-            else:
-                tma_load(b_desc, [k * BLOCK_K, column * BLOCK_N], full.index(stage), b_stages.index(stage))
+                at = [k * BLOCK_K, row * BLOCK_M] if TURNED_A else [row * BLOCK_M, k * BLOCK_K]
+                tma_load(a_desc, at, full.index(stage), a_stages.index(stage))
+            at = [column * BLOCK_N, k * BLOCK_K] if TURNED_B else [k * BLOCK_K, column * BLOCK_N]
+            tma_load(b_desc, at, full.index(stage), b_stages.index(stage))
             step += 1
 
 

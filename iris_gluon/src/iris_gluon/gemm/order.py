@@ -24,11 +24,7 @@ class RowGroups:
 
     @gluon.jit
     def place(self, tile):
-        """Return row and column of a tile, counted in tiles.
-
-        Args:
-            tile: 0 <= tile < tiles_m * tiles_n.
-        """
+        """Return row and column of a tile, counted in tiles; tiles have numbers below tiles_m * tiles_n."""
         return place(tile, self.tiles_m, self.tiles_n, self.group)
 
     @gluon.jit
