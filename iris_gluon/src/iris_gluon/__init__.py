@@ -18,8 +18,9 @@ Importing this package pulls in neither torch nor triton; its names are loaded o
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from iris_core import loaded_on_use
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,13 +31,6 @@ if TYPE_CHECKING:
     from iris_triton.rocm_iris.ported_context import Iris
 
 __version__ = "0.2.0"
-
-_HOMES = {
-    "GluonDeviceTracing": "iris_gluon.context",
-    "IrisDeviceCtx": "iris_gluon.context",
-    "TraceEvent": "iris_triton.language.trace",
-    **dict.fromkeys(["blocked_layout", "default_layout", "warp_size"], "iris_gluon.layouts"),
-}
 
 __all__ = [
     "GluonDeviceTracing", "IrisDeviceCtx", "TraceEvent", "__version__", "blocked_layout", "default_layout", "iris",
@@ -53,12 +47,8 @@ def iris(
     return Iris(heap_size, allocator_type, engines, backend="gluon")
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+__getattr__, __dir__ = loaded_on_use(__name__, {
+    "TraceEvent": "iris_triton.language.trace",
+    **dict.fromkeys(["GluonDeviceTracing", "IrisDeviceCtx"], "iris_gluon.context"),
+    **dict.fromkeys(["blocked_layout", "default_layout", "warp_size"], "iris_gluon.layouts"),
+})  # fmt: skip

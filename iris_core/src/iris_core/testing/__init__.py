@@ -6,9 +6,10 @@ neither pytest nor the kit.
 
 from __future__ import annotations
 
-import importlib
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from iris_core import loaded_on_use
 
 if TYPE_CHECKING:
     from iris_core.testing.conformance.allocator import AllocatorConformance as AllocatorConformance
@@ -27,8 +28,5 @@ if "pytest" in sys.modules:  # an installed package's assertions say nothing unl
     sys.modules["pytest"].register_assert_rewrite(f"{__name__}.conformance")
 
 
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = "pool" if name == "RankPool" else f"conformance.{name.removesuffix('Conformance').lower()}"
-    return getattr(importlib.import_module(f"{__name__}.{home}"), name)
+_suites = {name: f"{__name__}.conformance.{name.removesuffix('Conformance').lower()}" for name in __all__}
+__getattr__, __dir__ = loaded_on_use(__name__, _suites | {"RankPool": f"{__name__}.pool"})
