@@ -18,17 +18,7 @@ from iris_core.diagnosis import Finding
 from iris_core.hooks import OBSERVER_HOOKS
 from iris_core.logs import logger
 from iris_core.registry.discovery import discover, import_plugin
-from iris_core.registry.records import (
-    REGISTERED,
-    PluginRecord,
-    canonical,
-    check_info,
-    load_error,
-    missing_members,
-    qualified,
-    validate_hooks,
-    wrong_result,
-)
+from iris_core.registry.records import REGISTERED, PluginRecord, canonical, check_info, qualified, validate_hooks
 from iris_core.types import Availability, CreateRequest, DeviceTarget, PluginKind, PluginState
 
 if TYPE_CHECKING:
@@ -208,7 +198,7 @@ class Registry:
             record.fail(error)
             raise
         except errors.FAILURES as error:  # the object's own code runs where its attributes are looked at
-            raise record.fail(load_error(record, f": checking it raised {errors.error_text(error)}")) from error
+            raise record.fail(record.load_error(f": checking it raised {errors.error_text(error)}")) from error
         record.state, record.reason = PluginState.LOADED, ""
 
     def load_all(self) -> tuple[PluginRecord, ...]:
@@ -240,14 +230,14 @@ class Registry:
         cls = self._call(record, "iris_plugin_settings")
         if isinstance(cls, type) and issubclass(cls, PluginSettings):
             return cls
-        raise record.fail(wrong_result(record, "iris_plugin_settings", "a subclass of PluginSettings", cls))
+        raise record.fail(record.wrong_result("iris_plugin_settings", "a subclass of PluginSettings", cls))
 
     def probe(self, record: PluginRecord, target: DeviceTarget) -> Availability:
         """Ask a plugin whether it can be used on a device; raises like `settings_class`."""
         answer = self._call(record, "iris_plugin_probe", target=target)
         if isinstance(answer, Availability):
             return answer
-        raise record.fail(wrong_result(record, "iris_plugin_probe", "an Availability", answer))
+        raise record.fail(record.wrong_result("iris_plugin_probe", "an Availability", answer))
 
     def create(self, record: PluginRecord, request: CreateRequest) -> Any:
         """Let a plugin create its allocator, backend or collective.
@@ -257,7 +247,7 @@ class Registry:
             PluginError: it raised another error, which is chained, or returned something else; or as `load`.
         """
         created = self._call(record, "iris_plugin_create", request=request)
-        if lacking := missing_members(record.kind, created):
+        if lacking := record.missing_members(created):
             problem = f"iris_plugin_create returned {reprlib.repr(created)}, which has no {', '.join(lacking)}"
             raise errors.PluginError(f"{record.label}: {problem}")
         record.state, record.reason = PluginState.CREATED, ""
@@ -281,7 +271,7 @@ class Registry:
             problem = f"iris_plugin_diagnose raised {errors.error_text(error)}"
             raise errors.PluginError(f"{record.label}: {problem}") from error
         if not (isinstance(findings, list | tuple) and all(isinstance(each, Finding) for each in findings)):
-            raise wrong_result(record, "iris_plugin_diagnose", "a list of Finding", findings)
+            raise record.wrong_result("iris_plugin_diagnose", "a list of Finding", findings)
         return tuple(findings)
 
     def _call(self, record: PluginRecord, hook: str, **arguments: Any) -> Any:
@@ -291,12 +281,12 @@ class Registry:
             results = record.call(hook, **arguments)
         except errors.FAILURES as error:
             if hook != "iris_plugin_create":
-                raise record.fail(load_error(record, f": {hook} raised {errors.error_text(error)}")) from error
+                raise record.fail(record.load_error(f": {hook} raised {errors.error_text(error)}")) from error
             if isinstance(error, errors.IrisError):  # an exhausted device, say: no fault of the plugin
                 raise
             raise errors.PluginError(f"{record.label} could not be created: {errors.error_text(error)}") from error
         if len(results) != 1:
-            raise record.fail(wrong_result(record, hook, "one result", results or None))
+            raise record.fail(record.wrong_result(hook, "one result", results or None))
         return results[0]
 
     # -- observers ----------------------------------------------------------------------------------------------------

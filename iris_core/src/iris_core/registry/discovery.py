@@ -12,7 +12,7 @@ import importlib_metadata
 
 from iris_core.errors import FAILURES, error_text
 from iris_core.logs import logger
-from iris_core.registry.records import PluginRecord, canonical, load_error
+from iris_core.registry.records import PluginRecord, canonical
 from iris_core.types import PluginKind
 
 _KINDS = {kind.group: kind for kind in PluginKind}
@@ -45,7 +45,7 @@ def discover(search_path: Sequence[str] | None = None) -> list[PluginRecord]:
         except Exception as error:  # noqa: BLE001 - a file may be damaged in any way
             for group in groups:
                 record = PluginRecord(_KINDS[group], name, name, version, part)
-                record.fail(load_error(record, f": {folder}/{part} is damaged: {error_text(error)}"))
+                record.fail(record.load_error(f": {folder}/{part} is damaged: {error_text(error)}"))
                 records.append(record)
             continue
         records += [PluginRecord(_KINDS[group], point, name, version, each) for (group, point), each in points.items()]
@@ -94,4 +94,4 @@ def import_plugin(record: PluginRecord) -> Any:
     try:
         return point.load()
     except FAILURES as error:
-        raise load_error(record, f" could not be loaded from {record.entry_point!r}: {error_text(error)}") from error
+        raise record.load_error(f" could not be loaded from {record.entry_point!r}: {error_text(error)}") from error

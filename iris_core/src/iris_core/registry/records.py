@@ -21,6 +21,8 @@ from iris_core.logs import logger
 from iris_core.protocols import Allocator, Collective, DeviceBackend
 from iris_core.types import PLUGIN_API, Capability, DeviceType, PluginInfo, PluginKind, PluginState
 
+PROTOCOLS = {PluginKind.ALLOCATOR: Allocator, PluginKind.BACKEND: DeviceBackend, PluginKind.COLLECTIVE: Collective}
+
 REGISTERED = "(registered)"
 """Distribution of plugins that a program registered itself."""
 
@@ -97,13 +99,21 @@ class PluginRecord:
         self.state = PluginState.INCOMPATIBLE if isinstance(self.error, PluginAPIVersionError) else PluginState.BROKEN
         self.reason = str(self.error)
 
+    def load_error(self, problem: str) -> PluginLoadError:
+        """Return the error for a plugin that cannot be used: its name, what is wrong, and the way out."""
+        if self.distribution == REGISTERED:
+            return PluginLoadError(f"{self.label}{problem}. Correct the object that the program registers")
+        ways = f"Update or reinstall {self.distribution}, or block the plugin with IRIS_BLOCK={self.name}"
+        return PluginLoadError(f"{self.label}{problem}. {ways}")
 
-def load_error(record: PluginRecord, problem: str) -> PluginLoadError:
-    """Return the error for a plugin that cannot be used: its name, what is wrong, and the way out."""
-    if record.distribution == REGISTERED:
-        return PluginLoadError(f"{record.label}{problem}. Correct the object that the program registers")
-    ways = f"Update or reinstall {record.distribution}, or block the plugin with IRIS_BLOCK={record.name}"
-    return PluginLoadError(f"{record.label}{problem}. {ways}")
+    def wrong_result(self, hook: str, expected: str, got: Any) -> PluginLoadError:
+        """Return the error for a hook that returned something else than it must."""
+        return self.load_error(f": {hook} must return {expected}, not {reprlib.repr(got)}")
+
+    def missing_members(self, created: Any) -> list[str]:
+        """Return what the allocator, backend or algorithm lacks of its protocol; properties are not evaluated."""
+        names = [name for name in vars(PROTOCOLS[self.kind]) if not name.startswith("_")]
+        return [name for name in names if not (hasattr(type(created), name) or hasattr(created, name))]
 
 
 def dotted(api: tuple[int, int]) -> str:
@@ -128,29 +138,29 @@ def validate_hooks(record: PluginRecord, plugin: Any) -> pluggy.PluginManager:
     where = f": {record.entry_point!r}"
     if plugin is None or inspect.isclass(plugin):
         what = "a class" if plugin else "None"
-        raise load_error(record, f"{where} is {what}: name an instance with hookimpl methods")
+        raise record.load_error(f"{where} is {what}: name an instance with hookimpl methods")
     manager = pluggy.PluginManager(hooks.PROJECT_NAME)
     manager.add_hookspecs(hooks.ProviderHooks)
     manager.add_hookspecs(hooks.ObserverHooks)
     try:
         manager.register(plugin)
     except pluggy.PluginValidationError as error:
-        raise load_error(record, f"{where} is not valid: {' '.join(str(error).split())}") from error
+        raise record.load_error(f"{where} is not valid: {' '.join(str(error).split())}") from error
     implemented = {caller.name: caller.get_hookimpls() for caller in manager.get_hookcallers(plugin) or ()}
     if not implemented:
-        raise load_error(record, f"{where} has no method marked with iris_core.hookimpl")
+        raise record.load_error(f"{where} has no method marked with iris_core.hookimpl")
     observer = record.kind is PluginKind.OBSERVER
     own = hooks.OBSERVER_HOOKS if observer else hooks.PROVIDER_HOOKS
     allowed = (*own, "iris_plugin_info") if observer else (*own, *hooks.OPTIONAL_PROVIDER_HOOKS)
     for hook, implementations in implemented.items():
         if any(each.wrapper or each.hookwrapper for each in implementations):
-            raise load_error(record, f"{where} implements {hook} as a wrapper; hooks of Iris are plain methods")
+            raise record.load_error(f"{where} implements {hook} as a wrapper; hooks of Iris are plain methods")
         if hook not in allowed and not all(each.optionalhook for each in implementations):
             close = difflib.get_close_matches(hook, allowed, n=1)
             hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(allowed)}"
-            raise load_error(record, f"{where} implements {hook}, which is no hook of the kind {record.kind}: {hint}")
+            raise record.load_error(f"{where} implements {hook}, which is no hook of the kind {record.kind}: {hint}")
     if not observer and (missing := [hook for hook in own if hook not in implemented]):
-        raise load_error(record, f"{where} does not implement {', '.join(missing)}")
+        raise record.load_error(f"{where} does not implement {', '.join(missing)}")
     return manager
 
 
@@ -159,7 +169,7 @@ def check_info(record: PluginRecord, info: Any) -> PluginInfo:
 
     def check(right: bool, expected: str, got: Any) -> None:
         if not right:
-            raise wrong_result(record, "iris_plugin_info", expected, got)
+            raise record.wrong_result("iris_plugin_info", expected, got)
 
     check(isinstance(info, PluginInfo), "a PluginInfo", info)
     api, name = info.api, info.name
@@ -173,12 +183,12 @@ def check_info(record: PluginRecord, info: Any) -> PluginInfo:
         )
     if info.kind is not record.kind:
         problem = f" says that it is of kind {info.kind!s}, but stands in the group {record.kind.group!r}"
-        raise load_error(record, problem)
+        raise record.load_error(problem)
     is_name = isinstance(name, str) and name != "auto" and re.fullmatch(r"[A-Za-z0-9][\w.-]*", name) is not None
     check(is_name, "a name of letters, digits, - _ . (not 'auto')", name)
     if record.name and name != record.name:
         problem = f" says that its name is {name!r}: PluginInfo.name and the entry point's must be equal"
-        raise load_error(record, problem)
+        raise record.load_error(problem)
     for attribute, member in (("devices", DeviceType), ("provides", Capability), ("requires", Capability)):
         value = getattr(info, attribute)
         is_set = isinstance(value, frozenset) and all(isinstance(each, member) for each in value)
@@ -186,19 +196,5 @@ def check_info(record: PluginRecord, info: Any) -> PluginInfo:
     check(type(info.priority) is int, "priority as an integer", info.priority)
     check(isinstance(info.summary, str), "a summary as text", info.summary)
     if not info.devices and record.kind in (PluginKind.ALLOCATOR, PluginKind.BACKEND):
-        raise load_error(record, " names no device type that it works on (PluginInfo.devices)")
+        raise record.load_error(" names no device type that it works on (PluginInfo.devices)")
     return cast("PluginInfo", info)
-
-
-PROTOCOLS = {PluginKind.ALLOCATOR: Allocator, PluginKind.BACKEND: DeviceBackend, PluginKind.COLLECTIVE: Collective}
-
-
-def missing_members(kind: PluginKind, created: Any) -> list[str]:
-    """Return what a plugin's allocator, backend or algorithm lacks of its protocol; properties are not evaluated."""
-    names = [name for name in vars(PROTOCOLS[kind]) if not name.startswith("_")]
-    return [name for name in names if not (hasattr(type(created), name) or hasattr(created, name))]
-
-
-def wrong_result(record: PluginRecord, hook: str, expected: str, got: Any) -> PluginLoadError:
-    """Return the error for a hook that returned something else than it must."""
-    return load_error(record, f": {hook} must return {expected}, not {reprlib.repr(got)}")
