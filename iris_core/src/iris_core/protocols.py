@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from iris_core.types import CollectiveRequest, FusedRequest, NormRequest
+from iris_core import types
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -18,20 +18,6 @@ if TYPE_CHECKING:
     import torch
 
     from iris_core.diagnosis import PairCheck
-    from iris_core.types import (
-        Availability,
-        BarrierSlot,
-        Block,
-        ClockOffset,
-        CompileCase,
-        ContextSpec,
-        Demo,
-        DeviceTarget,
-        Network,
-        PeerMapping,
-        PluginInfo,
-        Segment,
-    )
 
 
 R = TypeVar("R", contravariant=True)
@@ -41,7 +27,7 @@ class Allocator(Protocol):
     """Owns the physical memory of one rank's heap and knows how peers reach it."""
 
     @property
-    def info(self) -> PluginInfo:
+    def info(self) -> types.PluginInfo:
         """The plugin's description."""
 
     @property
@@ -70,10 +56,10 @@ class Allocator(Protocol):
         the last tensor that shares this storage is gone; it may be called from any thread and must not raise.
         """
 
-    def export(self) -> Sequence[Segment]:
+    def export(self) -> Sequence[types.Segment]:
         """Describe the memory for peers.  Descriptors stay the allocator's."""
 
-    def import_peer(self, rank: int, segments: Sequence[Segment]) -> PeerMapping:
+    def import_peer(self, rank: int, segments: Sequence[types.Segment]) -> types.PeerMapping:
         """Map a peer's memory; repeating it is harmless.
 
         Takes over the descriptors in `segments`, also when it raises.
@@ -107,7 +93,7 @@ class SupportsNetwork(Protocol):
     def invite(self) -> Sequence[int]:
         """Return what the other ranks need, as integers of 64 bits, equally many on all ranks; refuse what is local."""
 
-    def connect(self, invitations: Sequence[Sequence[int]], nodes: Sequence[Sequence[int]]) -> Network | None:
+    def connect(self, invitations: Sequence[Sequence[int]], nodes: Sequence[Sequence[int]]) -> types.Network | None:
         """Make this rank's memory a part of the network.  Collective: it may talk with the other ranks by itself.
 
         Args:
@@ -164,10 +150,10 @@ class SupportsMulticast(Protocol):
 class MulticastRange(Protocol):
     """Makes these addresses in three steps, while the heap opens; each on all ranks before the next one on any."""
 
-    def offer(self) -> Sequence[Segment]:
+    def offer(self) -> Sequence[types.Segment]:
         """Describe, on rank 0, what all ranks join; nothing on others."""
 
-    def join(self, segments: Sequence[Segment]) -> None:
+    def join(self, segments: Sequence[types.Segment]) -> None:
         """Take part in what rank 0 has described, also on rank 0; takes over the descriptors of another rank."""
 
     def map(self) -> int:
@@ -194,14 +180,14 @@ class MemoryMap(Protocol):
         """The ranks of each node; kernels reach the memory of those of their own."""
 
     @property
-    def network(self) -> Network | None:
+    def network(self) -> types.Network | None:
         """How kernels reach ranks of other nodes; None where they cannot."""
 
     @property
     def version(self) -> int:
         """Changes whenever `live_blocks` would answer differently."""
 
-    def live_blocks(self) -> Sequence[Block]:
+    def live_blocks(self) -> Sequence[types.Block]:
         """Blocks that may be accessed, by ascending offset: allocations, and what groups of this rank have.
 
         Every rank has the allocations at the same offsets, and every member of a group has its memory at the same one.
@@ -225,10 +211,10 @@ class DeviceBackend(Protocol):
     """A device-side language in which kernels are written."""
 
     @property
-    def info(self) -> PluginInfo:
+    def info(self) -> types.PluginInfo:
         """The plugin's description."""
 
-    def make_context(self, spec: ContextSpec) -> torch.Tensor:
+    def make_context(self, spec: types.ContextSpec) -> torch.Tensor:
         """Encode the context tensor (int64, on the rank's device) that kernels decode."""
 
     def attach(self, memory: MemoryMap) -> None:
@@ -240,14 +226,14 @@ class DeviceBackend(Protocol):
     def device_api(self) -> Mapping[str, Any]:
         """Return the device functions by name (load, store, ...), as kernels call them."""
 
-    def compile_cases(self) -> Sequence[CompileCase]:
+    def compile_cases(self) -> Sequence[types.CompileCase]:
         """Kernels that must compile for every GPU target, without a GPU."""
 
 
 class SupportsCompileOnly(Protocol):
     """A backend that can compile its cases without a GPU; the conformance kit asks it to."""
 
-    def compile_only(self, case: CompileCase, target: str) -> str:
+    def compile_only(self, case: types.CompileCase, target: str) -> str:
         """Compile one of `compile_cases()` for "sm_90", "gfx942" or "gfx950", and return the assembly.
 
         Raises the language's own error if the case does not compile.
@@ -274,14 +260,14 @@ class SupportsChecking(Protocol):
 class SupportsDemos(Protocol):
     """A backend that brings programs for `iris demo`."""
 
-    def demos(self) -> Sequence[Demo]:
+    def demos(self) -> Sequence[types.Demo]:
         """Return the programs, in the order in which they are shown."""
 
 
 class SupportsDeviceBarrier(Protocol):
     """A backend that can make ranks wait for each other on the device."""
 
-    def device_barrier(self, slot: BarrierSlot, sem: str, stream: Any = None) -> None:
+    def device_barrier(self, slot: types.BarrierSlot, sem: str, stream: Any = None) -> None:
         """Launch a kernel that ends when every member of the slot's group has launched as many as this rank.
 
         It raises this rank's word on every member, and waits until all of its own words are as high.  The host neither
@@ -340,7 +326,7 @@ class SupportsSignals(Protocol):
 class SupportsNetworkOptions(Protocol):
     """A backend whose kernels can reach other nodes, for `ctx.launch_options`, and `ctx.put` and `ctx.get` there."""
 
-    def network_options(self, network: Network) -> Mapping[str, Any]:
+    def network_options(self, network: types.Network) -> Mapping[str, Any]:
         """Return the options of a launch that link the network's functions.
 
         Raises:
@@ -349,7 +335,7 @@ class SupportsNetworkOptions(Protocol):
 
     def copy_between_nodes(
         self,
-        network: Network,
+        network: types.Network,
         context: torch.Tensor,
         peer: int,
         source: int = 0,
@@ -409,7 +395,7 @@ class Context(Protocol):
     """The part of an open `iris_core.Iris` that backends and the core itself use; its members are documented there."""
 
     device: str  #: device of the heap, as torch names it
-    target: DeviceTarget  #: the same, with its architecture
+    target: types.DeviceTarget  #: the same, with its architecture
     backend: DeviceBackend  #: the device backend
     settings: Any  #: the context's `IrisSettings`
     heap: Any  #: the context's `SymmetricHeap`
@@ -463,7 +449,7 @@ class SupportsTracing(Protocol):
             buffers: the tensors whose addresses they hold, which stay until the next call.
         """
 
-    def compare_clocks(self, context: Context) -> ClockOffset:
+    def compare_clocks(self, context: Context) -> types.ClockOffset:
         """Compare this rank's clock with rank 0's.  Collective: every rank of the context calls it."""
 
 
@@ -516,7 +502,7 @@ class Algorithm(Protocol[R]):
     """
 
     @property
-    def info(self) -> PluginInfo:
+    def info(self) -> types.PluginInfo:
         """The plugin's description."""
 
     @property
@@ -527,7 +513,7 @@ class Algorithm(Protocol[R]):
     def name(self) -> str:
         """Name of the algorithm, unique for its operation."""
 
-    def supports(self, request: R, /) -> Availability:
+    def supports(self, request: R, /) -> types.Availability:
         """Whether this algorithm can serve the request, and if not, why.  Local; never raises."""
 
     def cost(self, request: R, /) -> float:
@@ -552,10 +538,10 @@ class Algorithm(Protocol[R]):
         """
 
 
-class Collective(Algorithm[CollectiveRequest], Protocol):
+class Collective(Algorithm[types.CollectiveRequest], Protocol):
     """An algorithm of `ctx.ccl`; docs/write_a_collective.md says what it must keep to."""
 
-    def prepare(self, request: CollectiveRequest, context: Any, /) -> Any:
+    def prepare(self, request: types.CollectiveRequest, context: Any, /) -> Any:
         """Make a plan, with the open `Iris`; see `Algorithm`."""
 
     def launch(
@@ -564,7 +550,7 @@ class Collective(Algorithm[CollectiveRequest], Protocol):
         """Run the plan on a stream; None for the current one."""
 
 
-class NormOperation(Algorithm[NormRequest], Protocol):
+class NormOperation(Algorithm[types.NormRequest], Protocol):
     """An algorithm of `ctx.ops.all_reduce_rms_norm`; docs/write_a_collective.md says what it must keep to."""
 
     def launch(
@@ -574,7 +560,7 @@ class NormOperation(Algorithm[NormRequest], Protocol):
         """Run the plan on the current stream."""
 
 
-class FusedOperation(Algorithm[FusedRequest], Protocol):
+class FusedOperation(Algorithm[types.FusedRequest], Protocol):
     """An algorithm of `ctx.ops`: a product and communication; docs/write_a_collective.md says what it must keep to."""
 
     def launch(
