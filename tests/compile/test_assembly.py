@@ -208,14 +208,12 @@ INT32, INT64 = torch.int32, torch.int64
 
 def self_test_cases():
     """The kernels of `iris doctor`, and how they reach the other rank."""
-    numel, additions, message = selftest.NUMEL, selftest.ADDITIONS, selftest.MESSAGE
+    numel, additions = selftest.NUMEL, selftest.ADDITIONS
     kernels = {
         "write": (selftest.move, (INT32, INT32, numel, INT64, 8, 3, False), {"BLOCK": 4096}, r"st\.global\.v4\.b32"),
         "read": (selftest.move, (INT32, INT32, numel, INT64, 8, 3, True), {"BLOCK": 4096}, r"ld\.global\.v4\.b32"),
         "add": (selftest.add, (INT32, INT64, additions, INT64, 8), {"BLOCK": 128},
                 r"atom\.global\.(sys\.acq_rel|acq_rel\.sys)\.add\.u32(.|\n)*\.add\.u64"),
-        "hand-over": (selftest.hand_over, (INT32, INT32, INT32, INT64, INT64, 8, 3, 5), {"BLOCK": message},
-                      r"st\.release\.sys\.global(.|\n)*ld\.acquire\.sys\.global"),
     }  # fmt: skip
     return [
         CompileCase(f"selftest-{name}", *call, expect={DeviceType.CUDA: (ptx,), DeviceType.HIP: ("global_",)})

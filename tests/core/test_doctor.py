@@ -293,8 +293,8 @@ WRONG = {
     "ctx.load(source + i, peer, ": "ctx.load(source + i, tl.where(ctx.rank == 0, 0, peer), ",
     "mask=i < numel), peer, mask=i < numel": f"mask=i < numel), peer, mask=i < numel - {ODD}",
     "mask=i < additions": f"mask=i < additions - {ODD}",
-    "    ctx.store(inbox": "    if (ctx.rank == peer) | (ctx.rank == 0):\n        ctx.store(inbox",
-    "    ctx.signal(flag": "    if (ctx.rank == peer) | (ctx.rank == 1):\n        ctx.signal(flag",
+    '"set", message, ': '"set", message if ctx.cur_rank in (peer, 0) else inbox * 0 - 1, ',
+    "flag, epoch, epoch": "flag, epoch if ctx.cur_rank in (peer, 1) else 0, epoch",
 }
 
 

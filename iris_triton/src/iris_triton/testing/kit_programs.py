@@ -180,10 +180,6 @@ def _where(ctx, *peers):
     return ctx.get_device_context(), ctx.get_heap_bases(), ctx.cur_rank, *others
 
 
-def _ns(timeout_s):
-    return int(timeout_s * 1e9)
-
-
 def move(ctx, form, name, source, target, lanes, other, peer, far):
     """load, store, get, put or copy."""
     arguments = name, source, target, source if lanes is None else lanes, other, *_where(ctx, peer, far)
@@ -202,25 +198,26 @@ def contend(ctx, form, name, cell, operands, compares, found):
     _launch(ctx, _contend, (ctx.num_ranks, operands.numel()), form, name, *arguments)
 
 
-def send(ctx, form, name, op, source, target, found, flag, value, awaited, timeout_s):
-    """Call put with signal, or put_signal."""
-    arguments = name, op, source, target, found, flag, value, awaited, *_where(ctx), _ns(timeout_s)
+def send(ctx, form, name, op, source, target, found, flag, value, awaited, timeout_s, *peer):
+    """Call put with signal, or put_signal; to the next rank, or to `peer`."""
+    arguments = name, op, source, target, found, flag, value, awaited, *_where(ctx, *peer), int(timeout_s * 1e9)
     _launch(ctx, _send, (1,), form, f"{name} put wait", *arguments, LANES=source.numel())
 
 
 def await_flag(ctx, form, cmp, flag, sent, value, found, timeout_s):
     """Call wait."""
-    _launch(ctx, _await_flag, (1,), form, "signal wait", cmp, flag, sent, value, found, *_where(ctx), _ns(timeout_s))
+    arguments = cmp, flag, sent, value, found, *_where(ctx), int(timeout_s * 1e9)
+    _launch(ctx, _await_flag, (1,), form, "signal wait", *arguments)
 
 
 def look(ctx, form, name, cmp, flags, sent, value, found, timeout_s):
     """wait_any, test or load_acquire."""
-    arguments = name, cmp, flags, sent, value, found, *_where(ctx), _ns(timeout_s)
+    arguments = name, cmp, flags, sent, value, found, *_where(ctx), int(timeout_s * 1e9)
     _launch(ctx, _look, (1,), form, f"{name} signal", *arguments)
 
 
 def meet(ctx, form, slots, found, flags, value, group, timeout_s):
     """Call barrier."""
     world, where = ctx.num_ranks, _where(ctx)[:3]
-    arguments = slots, found, flags, value, *where, _ns(timeout_s), group is not None, *(group or (0, 1, world))
+    arguments = slots, found, flags, value, *where, int(timeout_s * 1e9), group is not None, *(group or (0, 1, world))
     _launch(ctx, _meet, (1,), form, "store barrier", *arguments, LANES=triton.next_power_of_2(world))

@@ -14,6 +14,7 @@ import triton.language as tl
 from iris_core.diagnosis import PairCheck
 from iris_core.errors import DeviceTimeoutError
 from iris_triton.context import DeviceContext
+from iris_triton.testing.kit_programs import send
 
 NUMEL, CPU_NUMEL = 1 << 20, 1 << 13
 """32-bit words that are written and read per pair; on GPUs 4 MiB, which are several granules of virtual memory."""
@@ -44,17 +45,6 @@ def add(own, shared, additions, context, world_size: tl.constexpr, BLOCK: tl.con
     peer = tl.program_id(1)
     ctx.atomic_add(own + ctx.rank + same, 1, peer, mask=i < additions)
     ctx.atomic_add(shared + same, 1, peer, mask=i < additions)
-
-
-@triton.jit(do_not_specialize=["peer", "epoch"])
-def hand_over(source, inbox, received, flag, context, world_size: tl.constexpr, peer, epoch, BLOCK: tl.constexpr):
-    """Store a message to the peer and signal it; wait for the message to this rank and keep it in `received`."""
-    ctx = DeviceContext.from_tensor(context, world_size)
-    i = tl.arange(0, BLOCK)
-    ctx.store(inbox + i, tl.load(source + i), peer)
-    ctx.signal(flag, epoch, peer)
-    ctx.wait(flag, epoch, cmp="ge")
-    tl.store(received + i, tl.load(inbox + i))
 
 
 # -- the test ---------------------------------------------------------------------------------------------------------
@@ -111,7 +101,7 @@ def _signals(ctx, begin):
         inbox.fill_(-1)
         _meet(ctx, begin)
         begin("signal", peer)
-        hand_over[(1,)](message, inbox, received, flag, *_where(ctx), peer, epoch, BLOCK=MESSAGE)
+        send(ctx, "method", "signal", "set", message, inbox, received, flag, epoch, epoch, 0, peer)
         late = False
         try:
             _meet(ctx, begin)
