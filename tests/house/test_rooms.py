@@ -39,7 +39,7 @@ FLOORS = (
 
 # Lines of a room, at most: as many as there are.  They only become fewer, but for a feature's own.
 BUDGETS = {
-    "iris_core/*.py": 2629,
+    "iris_core/*.py": 2619,
     "iris_core/bench": 1200,
     "iris_core/ccl": 368,
     "iris_core/cli": 1615,
@@ -49,10 +49,10 @@ BUDGETS = {
     "iris_core/nn": 848,
     "iris_core/ops": 1166,
     "iris_core/providers": 1967,
-    "iris_core/registry": 886,
-    "iris_core/testing": 1943,
+    "iris_core/registry": 872,
+    "iris_core/testing": 1941,
     "iris_core/torch_backend": 2344,
-    "iris_core/tracing": 485,
+    "iris_core/tracing": 476,
     "iris_core/tuning": 421,
     "iris_core/world": 2160,
     "iris_allocators/*.py": 499,
@@ -65,12 +65,12 @@ BUDGETS = {
     "iris_triton/demos": 145,
     "iris_triton/gemm": 2678,
     "iris_triton/interpreter": 3528,
-    "iris_triton/language": 1857,
-    "iris_triton/rocm_iris": 996,
-    "iris_triton/testing": 578,
+    "iris_triton/language": 1850,
+    "iris_triton/rocm_iris": 993,
+    "iris_triton/testing": 565,
     "iris_triton/tiles": 1016,
-    "iris_gluon/*.py": 637,
-    "iris_gluon/gemm": 1130,
+    "iris_gluon/*.py": 627,
+    "iris_gluon/gemm": 1120,
     "iris_gluon/interpreter": 1489,
 }
 
@@ -103,7 +103,7 @@ FEATURES = {
         ("iris_triton.checker", "iris_triton.testing.checked", "iris_core.cli.check", "iris_core.cli.all_orders"),
     ),
 }  # fmt: skip
-REST = 37_971
+REST = 37_893
 """Lines of all else, at most; 38,000 were planned."""
 
 ENGINE = 4000

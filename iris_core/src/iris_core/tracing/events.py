@@ -42,23 +42,12 @@ class Events:
         begin: np.ndarray[Any, Any] = clock.align(self.columns["timestamp"]) * (1e6 / clock.ticks_per_second)
         return begin
 
-    def duration_us(self, clock: Clock) -> np.ndarray[Any, Any]:
-        """Duration of each event in microseconds; NaN where there is none."""
-        ticks = self.columns["duration_cycles"]
-        return np.where(ticks == NO_DURATION, np.nan, ticks * (1e6 / clock.ticks_per_second))
-
     def lanes(self, cpu_rank: int | None = None) -> tuple[np.ndarray[Any, Any], dict[int, str]]:
         """Say on which line to draw each event, so that none overlaps another one that it is not nested in.
 
         A line is a slot of a multiprocessor (or compute unit): programs that are on one at a time have lines of their
         own, and one that comes later takes the line of one that has ended.  On a CPU rank, which has none, a line is a
-        program.
-
-        Args:
-            cpu_rank: this rank, where it computes on the CPU.
-
-        Returns:
-            (line of each event, names of the lines).
+        program; `cpu_rank` is this rank there.  Returns the line of each event, and the names of the lines.
         """
         units = self.columns["xcc_id"].astype(np.int64) << _CU_BITS | self.columns["cu_id"]
         units = units if cpu_rank is None else self.columns["pid"].astype(np.int64)
@@ -106,7 +95,9 @@ def event_lines(
     columns = events.columns
     lanes, lane_names = events.lanes(rank if on_cpu else None)
     begin = np.round(events.begin_us(clock) - zero_us, 3).tolist()
-    duration = np.round(events.duration_us(clock), 3).tolist()
+    ticks = columns["duration_cycles"]
+    lasting = np.where(ticks == NO_DURATION, np.nan, ticks * (1e6 / clock.ticks_per_second))
+    duration = np.round(lasting, 3).tolist()
     known = {n: json.dumps(names.get(n, f"event {n}")) for n in np.unique(columns["event_id"]).tolist()}
     arguments = zip(*(columns[name].tolist() for name in _IN_ARGS), strict=True)
     about: list[dict[str, Any]] = [

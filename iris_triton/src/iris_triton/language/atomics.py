@@ -8,11 +8,6 @@ from iris_triton.language.address import translate
 from iris_triton.language.blocks import spread
 
 
-@triton.constexpr_function
-def _builtin(op):
-    return "atomic_add" if op == "sub" else f"atomic_{op}"
-
-
 @triton.jit
 def _rmw(
     op: constexpr, pointer, val, from_rank, to_rank, heap_bases, mask, sem: constexpr, scope: constexpr, hint: constexpr
@@ -22,8 +17,8 @@ def _rmw(
     where: constexpr = "sys" if scope is None else scope  # peers are outside the scope that Triton takes by default
     if op == "sub":  # negated in the element type: an unsigned value that is widened afterwards would not wrap
         val = 0 - tl.cast(val, pointer.dtype.element_ty)
-    val = spread(val, target)
-    return getattr(tl, _builtin(op))(target, val, mask=mask, sem=sem, scope=where)
+    name: constexpr = "atomic_add" if op == "sub" else "atomic_" + op
+    return getattr(tl, name)(target, spread(val, target), mask=mask, sem=sem, scope=where)
 
 
 def _atomic(op, what, types):

@@ -348,12 +348,10 @@ def report_wait(
 
 @triton.jit
 def report_difference(status, rank, address, peer, ours, theirs, our_kind, their_kind, CODE: tl.constexpr):
-    """Report a difference or a refusal in the status words, unless they already hold a report (all scalars).
+    """Report a difference or a refusal in the status words, at `status` if that is not 0, unless they hold a report.
 
-    Args:
-        status: address of the status words; 0 for none.
-        rank, address: the caller in the world; of a word of the team.
-        peer, ours, theirs, our_kind, their_kind, CODE: see `iris_core.device.context_words.Mismatch`.
+    `rank` is the caller in the world, `address` of a word of the team; `iris_core.device.context_words.Mismatch` says
+    what the others are.
     """
     status_word = tl.cast(status, tl.int64)
     row = begin_report(status_word, DIFFERENCE)

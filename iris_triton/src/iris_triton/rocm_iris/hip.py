@@ -5,11 +5,11 @@ A `device_id` is a GPU's number, None means the current one, and a GPU that is n
 
 import torch
 
-from iris_core.device.targets import device_targets, num_compute_units
-from iris_core.device.targets import num_gpus as count_devices
+from iris_core.device.targets import device_targets, num_compute_units, num_gpus
 from iris_core.errors import UnsupportedError
 from iris_core.types import DeviceTarget, DeviceType
 
+count_devices = num_gpus
 _UNITS_PER_DIE = {"gfx942": 38, "gfx950": 32}  # in use, from AMD's documents (CDNA 3 and CDNA 4 architecture)
 
 
