@@ -11,7 +11,7 @@ from tables import raises, table
 
 from iris_core.bench import do_bench, runner, state
 from iris_core.bench.state import Provider
-from iris_core.dispatch import first_calls
+from iris_core.device import timers
 from iris_core.errors import BenchmarkError
 
 from .conftest import PretendedWorld
@@ -75,7 +75,7 @@ def calls(monkeypatch):
     """The names of what was called, on a machine without a GPU whose calls take 1, 2, 3, ... ms."""
     made = []
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.setattr(first_calls, "seconds_by_clock", lambda fn, units: (fn(), made.count("fn") / 1e3)[1])
+    monkeypatch.setattr(timers, "seconds_by_clock", lambda fn, units: (fn(), made.count("fn") / 1e3)[1])
     return made
 
 

@@ -23,7 +23,7 @@ from iris_core import Iris
 from iris_core.bench import RunOptions
 from iris_core.ccl import Config
 from iris_core.cli import main
-from iris_core.dispatch import first_calls
+from iris_core.device import timers
 from iris_core.dispatch.products import OPS as PRODUCTS
 from iris_core.dispatch.tables import Entry, read_table, write_table
 from iris_core.errors import ArgumentError, UnsupportedError
@@ -180,13 +180,13 @@ def measuring(cache, mode="first", fastest="two_shot", names=WATCHED, added=()):
 
     With it comes a list of the algorithms that an all_reduce launches, of `names` and those `added`.
     """
-    own = first_calls._cpu_seconds
+    own = timers._cpu_seconds
 
     def seconds(launch, calls):
         own(launch, calls)
         return SECONDS if launch.func.__self__.algorithm == fastest else SLOW_SECONDS, 0.0
 
-    clock = mock.patch.object(first_calls, "_cpu_seconds", seconds)
+    clock = mock.patch.object(timers, "_cpu_seconds", seconds)
     of_test = environment(IRIS_TUNE=mode, IRIS_CACHE_DIR=str(cache))
     with clock, NO_TABLES, of_test, Iris("24MiB", device="cpu") as ctx:
         binder = ctx.ccl._binder
@@ -231,7 +231,7 @@ def results(device, cache, members, mode):
     Two members make the calls on the heap that three make off it, and the other way around.  On GPUs, what is
     the fastest is captured.
     """
-    own, graphs = first_calls._captured, []
+    own, graphs = timers._captured, []
     kinds = [("float32", "heap"), ("int32", "ordinary")]
     calls = [(op, in_place) for op in OPS for in_place in (False, True) if not in_place or op not in NOT_IN_PLACE]
     cases = [
@@ -247,7 +247,7 @@ def results(device, cache, members, mode):
             for tensors in made * (ctx.cur_rank in members)
         ]
 
-    captured = mock.patch.object(first_calls, "_captured", lambda *args: graphs.append(own(*args)) or graphs[-1])
+    captured = mock.patch.object(timers, "_captured", lambda *args: graphs.append(own(*args)) or graphs[-1])
     with NO_TABLES, environment(IRIS_TUNE=mode, IRIS_CACHE_DIR=cache), captured:
         found = jobs_ccl.run_cases(device, cases, 2, members, handles=True, look=reasons)
     assert any(graphs) == (device == "cuda" and bool(found[1]))
@@ -431,9 +431,9 @@ def test_a_later_context_measures_nothing_or_all_again(pool, tmp_path, mode, con
 def test_how_long_algorithms_are_measured(monkeypatch, rounds, seconds):
     """Of launches that take what is given, round by round, and not a round more; the CPU takes twice as long."""
     times = {(lambda each=each: each): iter(each) for each in map(tuple, rounds)}
-    monkeypatch.setattr(first_calls, "_cpu_seconds", lambda launch, _calls: ((each := next(times[launch])), 2 * each))
+    monkeypatch.setattr(timers, "_cpu_seconds", lambda launch, _calls: ((each := next(times[launch])), 2 * each))
     alone = mock.Mock(all_gather_ints=lambda numbers: [list(numbers)])
-    assert first_calls.measure(list(times), alone, captures=None) == [(each, 2 * each) for each in seconds]
+    assert timers.measure(list(times), alone, captures=None) == [(each, 2 * each) for each in seconds]
 
 
 @pytest.mark.parametrize(("device_s", "host_s", "calls"), [(1e-5, (1e-5, 2e-5), 82), (1e-5, (1e-3, 1e-4), 1)])
@@ -450,15 +450,15 @@ def test_the_device_sleeps_while_the_host_launches(monkeypatch, device_s, host_s
         took.append(launch() * calls)
         return next(times) * host_s[0]
 
-    monkeypatch.setattr(first_calls, "seconds_by_clock", by_clock)
-    monkeypatch.setattr(first_calls, "seconds_by_events", lambda launch, calls: (launch(), took[-1])[1])
+    monkeypatch.setattr(timers, "seconds_by_clock", by_clock)
+    monkeypatch.setattr(timers, "seconds_by_events", lambda launch, calls: (launch(), took[-1])[1])
     monkeypatch.setattr(
-        first_calls, "_captured", lambda launch, calls: launch and mock.Mock(replay=lambda: launch() * calls)
+        timers, "_captured", lambda launch, calls: launch and mock.Mock(replay=lambda: launch() * calls)
     )
-    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: slept.append(cycles / first_calls._CYCLES_PER_S))
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: slept.append(cycles / timers._CYCLES_PER_S))
     of_peer = int(device_s * 1e9), int(host_s[1] * 1e9)
     pair = mock.Mock(all_gather_ints=lambda own: [list(own), list(of_peer) * (len(own) // 2)])
-    found = first_calls.measure([lambda: device_s] * 2, pair, captures=[lambda: 1.1 * device_s, None])
+    found = timers.measure([lambda: device_s] * 2, pair, captures=[lambda: 1.1 * device_s, None])
     assert found == [(pytest.approx(1.1 * device_s, rel=1e-3), max(host_s)), (pytest.approx(device_s), max(host_s))]
     assert set(launched) == {1, calls, 100 // calls}
     assert 5e-3 >= max(slept) >= (calls + 1) * host_s[0]

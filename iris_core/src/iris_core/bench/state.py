@@ -70,7 +70,7 @@ class Provider:
         """
         import torch
 
-        from iris_core.dispatch.first_calls import seconds_by_clock, seconds_by_events
+        from iris_core.device.timers import seconds_by_clock, seconds_by_events
 
         if self.graph is not None:
             warmup = max(1, -(-warmup // self.calls_per_unit))  # the first replay uploads the graph
@@ -254,7 +254,7 @@ def cold_call(call: _Call, barrier: _Call, preamble: _Call, on_gpu: bool) -> Cal
     """Return a function that makes one call, after the preamble and with cold caches, and returns its seconds."""
     import torch
 
-    from iris_core.dispatch.first_calls import seconds_by_clock, seconds_by_events
+    from iris_core.device.timers import seconds_by_clock, seconds_by_events
 
     cache = torch.empty(_CACHE_NBYTES if on_gpu else 0, dtype=torch.int8, device="cuda" if on_gpu else "cpu")
 

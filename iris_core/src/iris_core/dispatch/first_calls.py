@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import math
-import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
 import torch
 
+from iris_core.device.timers import NEAR, measure
 from iris_core.dispatch.choice import CLEARLY, Choice, Chooser, Launch, entry_for, size_of
 from iris_core.dispatch.members import Members
 from iris_core.dispatch.requests import POINT_TO_POINT, TORCH
@@ -30,14 +28,6 @@ from iris_core.logs import logger
 from iris_core.types import DeviceType
 from iris_core.world import World
 
-_ROUNDS = 6
-_ROUND_S, _MOST_CALLS = 1e-3, 100  # of one algorithm's calls, but one call at least
-_LIMIT_S = 0.15  # of measured calls, after which no round is begun
-_NEAR = 1.25  # algorithms that took up to this many times as long as the best are measured again
-_DROPPED_AFTER = 2  # rounds: a single call, as in the first, says little of a short kernel; then graphs are measured
-_CLOSE, _CLOSE_AFTER = 1.1, 3  # after that many rounds only these go on: single rounds differ by 5 %
-_CYCLES_PER_S, _MOST_SLEEP_S = 2e9, 5e-3
-_HOST_MARGIN, _HOST_LATE_S = 3.0, 1e-4  # of what the host needs for its launches: it may be kept from them
 _LAUNCHED, _REFUSED, _BROKEN = range(3)
 
 
@@ -104,7 +94,7 @@ class FirstCalls:
         try:
             times = self._times(request, call, launches, scratch, world)
             if times and self.mode == "exhaustive":  # the launches that the best offer, too
-                names = [name for (seconds, _), (name, _), _ in times if seconds <= _NEAR * times[0][0][0]]
+                names = [name for (seconds, _), (name, _), _ in times if seconds <= NEAR * times[0][0][0]]
                 offered = [(name, given) for name in names for given in chooser.tunings(request, name) if given]
                 launches = _common(world.all_gather_object(offered))
                 times += self._times(request, call, launches, scratch, world)
@@ -180,123 +170,3 @@ def _common(offered: Sequence[Sequence[Any]]) -> list[Launch]:
 def label(name: str, given: Mapping[str, Any]) -> str:
     """Return an algorithm and its config, for people."""
     return " ".join([name, *(f"{field}={value}" for field, value in given.items())])
-
-
-def measure(
-    launches: Sequence[Callable[[], object]], world: World, *, captures: Sequence[Callable[[], object]] | None
-) -> list[tuple[float, float]]:
-    """Return how long one call of each launch takes: seconds, and seconds of the CPU until it is launched.
-
-    Both are the least of some rounds, of the slowest member.  On a GPU, `captures` are the same launches for a stream
-    that is captured: events take the times, at last those of graphs, which the fastest ones are captured into.  On a
-    CPU there are none, and the second ones are 0.
-
-    Collective: every member calls it with the same launches in the same order, each of which it has called before, and
-    gets the same numbers, none for no launches.  They launch on the current stream.
-    """
-    if not launches:
-        return []
-    takes = [partial(_cpu_seconds if captures is None else _gpu_seconds, launch) for launch in launches]
-    best, host = [math.inf] * len(launches), [math.inf] * len(launches)
-    spent = 0.0
-    for number in range(_ROUNDS):
-        bound = (_NEAR if number < _CLOSE_AFTER else _CLOSE) * min(best)
-        again = [place for place, seconds in enumerate(best) if number < _DROPPED_AFTER or seconds <= bound]
-        if number and (len(again) == 1 or spent > _LIMIT_S):
-            break
-        calls = [1 if number == 0 else _calls(best[place], host[place]) for place in again]
-        if captures is not None and number == _DROPPED_AFTER:
-            graphs = [_captured(captures[place], count) for place, count in zip(again, calls, strict=True)]
-            everyone = zip(*world.all_gather_ints([int(graph is not None) for graph in graphs]), strict=True)
-            for place, graph, count, ok in zip(again, graphs, calls, map(all, everyone), strict=True):
-                if ok and graph is not None:
-                    takes[place] = partial(_graph_seconds, graph, count, best[place], host[place])
-                    best[place] = math.inf
-        own = [int(seconds * 1e9) for place, count in zip(again, calls, strict=True) for seconds in takes[place](count)]
-        slowest = [max(everyone) / 1e9 for everyone in zip(*world.all_gather_ints(own), strict=True)]
-        for place, count, seconds, host_s in zip(again, calls, slowest[::2], slowest[1::2], strict=True):
-            best[place], host[place] = min(best[place], max(1e-9, seconds)), min(host[place], host_s)
-            spent += (count + 1) * best[place]
-    return list(zip(best, host, strict=True))
-
-
-def _calls(seconds: float, host_s: float) -> int:
-    """Return how many calls a round has: with one before them, no more than the host launches while the device sleeps.
-
-    All members have the same, for both numbers are of all.
-    """
-    launched = math.inf if host_s == 0 else _MOST_SLEEP_S / (_HOST_MARGIN * host_s) - 1
-    return max(1, int(min(_MOST_CALLS, _ROUND_S / seconds, launched)))
-
-
-def _cpu_seconds(launch: Callable[[], object], calls: int) -> tuple[float, float]:
-    launch()  # the members begin together
-    return seconds_by_clock(launch, calls), 0.0
-
-
-def _gpu_seconds(launch: Callable[[], object], calls: int) -> tuple[float, float]:
-    """Return the seconds between two events on the current stream, and the time in which the host launches, apart.
-
-    The device sleeps until all calls are launched.  The first one after that is not timed: in it the members wait for
-    the one that began last.  The host's time is that of calls one after the other: a single one takes it twice as long.
-    """
-    first_s, launched = seconds_by_clock(launch, 1), list[float]()
-    sleep_s = min(_HOST_MARGIN * first_s * (calls + 1) + _HOST_LATE_S, _MOST_SLEEP_S)
-    torch.cuda._sleep(int(sleep_s * _CYCLES_PER_S))  # type: ignore[no-untyped-call]
-    launch()
-    seconds = seconds_by_events(lambda: launched.append(seconds_by_clock(launch, calls)), 1) / calls
-    return seconds, min(first_s, *launched)
-
-
-def _captured(launch: Callable[[], object], calls: int) -> Any:
-    """Return a graph of calls, or None if they cannot be captured."""
-    current, graph = torch.cuda.current_stream(), torch.cuda.CUDAGraph()
-    side = _capture_stream(current.device_index)
-    side.wait_stream(current)
-    with torch.cuda.stream(side):
-        launch()  # cuBLAS takes memory for the stream here, or it would be the graph's
-        current.wait_stream(side)
-        try:
-            with warnings.catch_warnings(action="ignore"):  # the graph is empty, where nothing could be captured
-                graph.capture_begin(capture_error_mode="thread_local")
-                try:
-                    for _ in range(calls):
-                        launch()
-                finally:
-                    graph.capture_end()
-        except Exception as error:  # noqa: BLE001 - drivers and engines have many ways to refuse a capture
-            logger.debug("not measured in a graph: %s", error)
-            return None
-    return graph
-
-
-@cache
-def _capture_stream(index: int) -> Any:
-    """Return the stream on which a GPU's launches are captured, always the same: cuBLAS keeps memory for each."""
-    return torch.cuda.Stream(index)  # type: ignore[no-untyped-call]
-
-
-def _graph_seconds(graph: Any, calls: int, seconds: float, host_s: float, _: int) -> tuple[float, float]:
-    """Return the seconds of one of a graph's calls, in replays for one round; what else is known goes through."""
-    replays = max(1, int(_ROUND_S / (calls * seconds)))
-    return _gpu_seconds(graph.replay, replays)[0] / calls, host_s
-
-
-def seconds_by_clock(launch: Callable[[], object], calls: int) -> float:
-    """Return the seconds of one call by this process's clock."""
-    repetitions = range(calls)
-    begin = time.perf_counter()
-    for _ in repetitions:
-        launch()
-    return (time.perf_counter() - begin) / calls
-
-
-def seconds_by_events(launch: Callable[[], object], calls: int) -> float:
-    """Return the seconds of one call between two events on the current stream, for which it waits."""
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    begin.record()
-    for _ in range(calls):
-        launch()
-    end.record()
-    end.synchronize()
-    return float(begin.elapsed_time(end)) / 1e3 / calls
