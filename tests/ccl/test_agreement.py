@@ -23,8 +23,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from iris_core import Iris
 from iris_core.ccl import Config, ReduceOp
-from iris_core.dispatch import bind, members
-from iris_core.dispatch.products import OPS as PRODUCTS
+from iris_core.dispatch import PRODUCTS, bind, members
 from iris_core.dispatch.tables import Entry, write_table
 from iris_core.dispatch.team import ELEMENT_TYPES, control_words
 from iris_core.errors import UnsupportedError

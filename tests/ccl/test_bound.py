@@ -14,8 +14,8 @@ from jobs_norm import Case as Norm
 from ops_cases import Case as Product
 
 from iris_core import Iris
+from iris_core.dispatch import PRODUCTS
 from iris_core.dispatch.products import GATHERING
-from iris_core.dispatch.products import OPS as PRODUCTS
 from iris_triton import launcher
 from iris_triton.backend import TritonBackend
 

@@ -24,7 +24,7 @@ from iris_core.bench import RunOptions
 from iris_core.ccl import Config
 from iris_core.cli import main
 from iris_core.device import timers
-from iris_core.dispatch.products import OPS as PRODUCTS
+from iris_core.dispatch import PRODUCTS
 from iris_core.dispatch.tables import Entry, read_table, write_table
 from iris_core.errors import ArgumentError, UnsupportedError
 from iris_core.providers import Providers
@@ -114,16 +114,6 @@ def test_after_the_limit_nothing_is_begun(pool):
     for found in pool.run(tune, 2, "cpu", wanted, "", "", 1e-6):
         assert (found.entries, len(found.passed_over)) == ((), 2)
         assert all(" 0 s " in each for each in found.passed_over)
-
-
-@table(("options", "wrong", "key"), [  # further ones are in tests of the command
-    (TuneOptions, {"dtypes": ()}, "config.once"), (TuneOptions, {"ops": ("reduce", "reduce")}, "config.once"),
-    (FusedTuneOptions, {"dtypes": ("float64",)}, "names"),
-    *((FusedTuneOptions, {"layers": layers}, "config.layers") for layers in ((), ((0, 1, 1),))),
-])  # fmt: skip
-def test_options_that_cannot_be(options, wrong, key):
-    with raises(ArgumentError, key, name="float64"):
-        options(**wrong)
 
 
 def test_layers():

@@ -31,7 +31,7 @@ def test_the_command_line_has_a_status_and_a_picture_of_nothing(check, tmp_path)
 def test_a_picture_shows_both_programs(check, tmp_path):
     path = tmp_path / "picture.json"
     done = check(PROGRAM, f"--timeline {path}", "bug 0")
-    assert all(text in done.out for text in ("data race", "output", "shows 1 of them"))
+    assert all(text in done.out for text in ("data race", "output", "bounds): 1 finding\n", "shows 1 of them"))
     assert done.status == 1
     picture = json.loads(path.read_text())
     events = picture["traceEvents"]
@@ -61,7 +61,7 @@ def test_wrong_options_are_refused(check, monkeypatch, tmp_path):
     with pytest.raises(SettingsError):
         Iris("1MiB", device="cpu", check="race")
     for options, said in {
-        f"--timeline {tmp_path}": "is a folder", f"--timeline {tmp_path}/no/where.json": "there is no folder",
+        f"--timeline {tmp_path}": "is a folder", f"--timeline {tmp_path}/no/where.json": "its folder is not there",
         "--only ,": "at least one of", "--only bounds --all-orders 2": "needs races", "--all-orders 0": "positive",
         "--seeds 0": "positive", "--seeds 2 --replay 1": "not allowed with", "--replay foo": "not 'foo'",
         "--replay -3": "--replay needs a seed, such as 7, or an order",

@@ -58,6 +58,7 @@ def source(**change):
     (source(info=CPU_ONLY).replace("'a test'", "5"), "registry.summary", None),
     (source(info=CPU_ONLY).replace("name='bad'", "name=5"), "registry.letters", None),
     (source(info=f"{CPU_ONLY}, provides={{Capability.GROWTH}}"), "registry.provides", None),
+    (source(info=f"{CPU_ONLY}, demos=frozenset({{1}})"), "registry.demos", None),
     (f"{source()}\nclass Odd:\n    def __dir__(self): exit(3)\nplugin = Odd()\n", "any", SystemExit),
     (source().replace("return PluginInfo(", "return type('I', (PluginInfo,), {'api': property(exit)})("), "any", ...),
 ])  # fmt: skip

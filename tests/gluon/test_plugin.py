@@ -15,6 +15,7 @@ from iris_core.types import DeviceTarget, DeviceType
 from iris_gluon import IrisDeviceCtx, demos, language
 from iris_gluon._plugin import plugin
 from iris_gluon.backend import GluonBackend
+from iris_triton import demos as programs
 from iris_triton import interpreter
 from iris_triton._plugin import plugin as triton_plugin
 
@@ -82,6 +83,7 @@ def test_demos_run_on_three_ranks_and_are_right(capsys, forked_ranks):
     assert main(["demo", "--ranks", "3", "--device", "cpu", "--backend", "gluon", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert [row["name"] for row in rows] == [demo.name for demo in demos.demos()] != []
+    assert plugin.iris_plugin_info().demos == {row["name"] for row in rows} == {each.name for each in programs.demos()}
     assert all(row["ok"] and row["backend"] == "gluon" and row["error"] <= row["tolerance"] for row in rows)
 
 

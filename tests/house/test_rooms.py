@@ -244,6 +244,7 @@ EXPLAINED = {
     ("world/group.py", "", "pickle.Unpickler"),
     # a fixture of that name, which compiles kernels
     ("conformance/backend.py", "test_compile_cases_compile", "compile"),
+    ("cli/check.py", "run", "compile"),  # the user's own program, to see whether it is one; it is not run there
     # the user's own kernel, rewritten; its source is this program's
     ("interpreter/rewrite.py", "rewrite", "compile"),
 }

@@ -7,6 +7,7 @@ Nothing here refers to the context: a context holds what was opened, never the o
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -25,7 +26,7 @@ from iris_core.logs import set_logger_level
 from iris_core.protocols import Allocator, DeviceBackend
 from iris_core.registry import PluginRecord, default_registry, select
 from iris_core.registry.select import Plan, check_options
-from iris_core.settings import IrisSettings, load_plugin_settings, load_settings, warn_unknown_variables
+from iris_core.settings import IrisSettings, IrisSettingsWarning, load_plugin_settings, load_settings, unknown_variables
 from iris_core.types import VERSION, ContextSpec, CreateRequest, DeviceTarget, DeviceType
 from iris_core.world import Arrival, World
 from iris_core.world.failures import check_agreement, on_all_ranks
@@ -98,9 +99,11 @@ def open_heap(
     settings = load_settings(**asked)
     if settings.source("log_level") != "default":  # else what the program set itself stays
         set_logger_level(settings.log_level)
-    warn_unknown_variables(default_registry().names())
     world = arrival.open(settings.barrier_timeout)
     undo.push(lambda kind, error, trace: world.close(error))
+    if world.rank == world.local_members[0]:
+        for message in unknown_variables(default_registry().names()):
+            warnings.warn(message, IrisSettingsWarning, stacklevel=3)  # the context's caller
 
     def choose() -> Plan:
         place = world.local_members.index(world.rank)
@@ -112,11 +115,11 @@ def open_heap(
     plan = _on_all(world, "choose plugins", choose)
     target = plan.target
     maker = Maker(world, target, settings, options)
-    workspace = "default" if settings.ccl_workspace is None else str(int(settings.ccl_workspace))
     facts = plan_facts(plan, int(settings.heap_size))
-    facts |= {"system_size": str(maker.system_nbytes), "IRIS_CCL_WORKSPACE": workspace}
+    facts |= {"system_size": str(maker.system_nbytes), "IRIS_CHECK_SEED": str(settings.check_seed)}
+    facts |= {"IRIS_CCL_WORKSPACE": "default" if settings.ccl_workspace is None else str(int(settings.ccl_workspace))}
     facts |= {"deterministic": str(settings.deterministic), "IRIS_CHECK": ", ".join(settings.check)}
-    facts |= {"IRIS_CHECK_SEED": str(settings.check_seed), "IRIS_NODES": settings.nodes or ""}
+    facts |= {"IRIS_NODES": settings.nodes or ""}
     check_agreement(world, facts)
     if target.type is not DeviceType.CPU:
         torch.cuda.set_device(target.index)

@@ -261,7 +261,7 @@ class SupportsDemos(Protocol):
     """A backend that brings programs for `iris demo`."""
 
     def demos(self) -> Sequence[types.Demo]:
-        """Return the programs, in the order in which they are shown."""
+        """Return the programs, in the order in which they are shown; `PluginInfo.demos` has their names."""
 
 
 class SupportsDeviceBarrier(Protocol):

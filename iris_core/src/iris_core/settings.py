@@ -11,7 +11,6 @@ import difflib
 import os
 import re
 import sys
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar, get_args
@@ -23,7 +22,6 @@ from pydantic_settings import PydanticBaseSettingsSource as _Source
 from pydantic_settings import SettingsError as _DecodeError
 
 from iris_core.errors import FAILURES, SettingsError, error_text
-from iris_core.logs import LEVELS
 
 PREFIX = "IRIS_"
 NESTING = "__"
@@ -92,11 +90,17 @@ def _device(value: str) -> str:
     return value
 
 
-def _level(value: Any) -> Any:
-    name = value.strip().upper() if isinstance(value, str) else value
-    if name not in LEVELS:
-        raise ValueError(f"choose one of {', '.join(LEVELS)}")
-    return name
+_IN_ANY_CASE = BeforeValidator(lambda text: str(text).strip().upper())
+
+
+def writable(path: str) -> str:
+    """Return the path of a file if it can be written; SettingsError if it cannot."""
+    folder = os.path.dirname(path) or "."
+    if os.path.isdir(path):
+        raise SettingsError(f"{path} is a folder, where a file belongs")
+    if not (os.path.isdir(folder) and os.access(path if os.path.exists(path) else folder, os.W_OK)):
+        raise SettingsError(f"{path} cannot be written: its folder is not there, or is read-only")
+    return path
 
 
 def _names(value: Any) -> Any:
@@ -150,7 +154,7 @@ class IrisSettings(SettingsBase):
     """Device backend by name, `name@distribution`, or "auto"."""
     device: Annotated[str, AfterValidator(_device)] | None = None
     """Device of this rank ("cpu", "cuda", "cuda:1"); unset: a GPU where one is usable, otherwise the CPU."""
-    log_level: Annotated[str, BeforeValidator(_level)] = "WARNING"
+    log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], _IN_ANY_CASE] = "WARNING"
     """Level of the logger "iris": DEBUG, INFO, WARNING or ERROR."""
     block: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)] = ()
     """Plugins that are never loaded: `name` or `name@distribution`, separated by commas."""
@@ -166,7 +170,7 @@ class IrisSettings(SettingsBase):
     check_seed: Annotated[int, Field(ge=0)] | Annotated[str, Field(pattern=r"^order:[0-9.]*(~[0-9:;,+-]*)?$")] = 0
     """Which schedule kernels on CPU ranks run in, and how weak their memory is, where `check` names "schedules"; or an
     order that `iris check --all-orders` has named, such as "order:1.0.2"."""
-    check_reports: Annotated[str, Field(min_length=1)] | None = None
+    check_reports: Annotated[str, Field(min_length=1), AfterValidator(writable)] | None = None
     """File to which findings of the checker are appended, one JSON object a line, and the program goes on; unset: the
     first finding is raised."""
     check_timeline: bool = False
@@ -240,11 +244,10 @@ def load_plugin_settings(
     return _build(cls, prefix, options, f"options[{name!r}][{{name!r}}]={{value!r}}")
 
 
-def warn_unknown_variables(plugin_names: Iterable[str]) -> tuple[str, ...]:
-    """Return a message on every variable that begins with IRIS_ and that nothing reads; one rank of a host warns, too.
+def unknown_variables(plugin_names: Iterable[str]) -> list[str]:
+    """Return a message on every variable that begins with IRIS_ and that nothing reads, with the nearest name.
 
-    They name the nearest variable that exists.  What begins with IRIS_<NAME>__ belongs to the plugin of that name.
-    pydantic-settings itself ignores unknown variables silently.
+    What begins with IRIS_<NAME>__ belongs to the plugin of that name; pydantic-settings ignores unknown ones silently.
     """
     prefixes = [plugin_prefix(name) for name in plugin_names]
     known = [PREFIX + field.upper() for field in IrisSettings.model_fields]
@@ -253,19 +256,14 @@ def warn_unknown_variables(plugin_names: Iterable[str]) -> tuple[str, ...]:
         name = variable.upper()
         if name in known or any(name.startswith(prefix) for prefix in prefixes):
             continue
+        what, near = "Iris has no such setting", nearest(name, known, PREFIX)
         if NESTING in name:
-            head = name.partition(NESTING)[0]
-            message = f"{variable} is set, but no plugin of that name is installed"
-            message += nearest(head + NESTING, prefixes, PREFIX)
-        else:
-            message = f"{variable} is set, but Iris has no such setting" + nearest(name, known, PREFIX)
-            for prefix in prefixes:  # IRIS_TRITON_X where IRIS_TRITON__X is meant
-                if name.startswith(prefix[:-1]):
-                    message += f"; settings of that plugin begin with {prefix}"
-        messages.append(message)
-        if os.environ.get("LOCAL_RANK", "0") == "0":
-            warnings.warn(message, IrisSettingsWarning, stacklevel=2)
-    return tuple(messages)
+            what = "no plugin of that name is installed"
+            near = nearest(name.partition(NESTING)[0] + NESTING, prefixes, PREFIX)
+        meant = [prefix for prefix in prefixes if name.startswith(prefix[:-1])]  # IRIS_TRITON__X by IRIS_TRITON_X
+        hint = f"; settings of that plugin begin with {meant[0]}" if meant else ""
+        messages.append(f"{variable} is set, but {what}{near}{hint}")
+    return messages
 
 
 def describe(plugin: str = "", cls: type[PluginSettings] | None = None) -> tuple[SettingRow, ...]:
@@ -294,8 +292,7 @@ def _environment(prefix: str) -> dict[str, str]:
 def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
     """Return the end of a message about an unknown name; a common prefix does not make two names similar."""
     rests = sorted(each.removeprefix(prefix) for each in known)
-    close = difflib.get_close_matches(name.removeprefix(prefix), rests, n=1, cutoff=0.6)
-    if close:
+    if close := difflib.get_close_matches(name.removeprefix(prefix), rests, n=1, cutoff=0.6):
         return f"; did you mean {prefix}{close[0]}?"
     return f"; known are {', '.join(prefix + rest for rest in rests)}" if rests else "; there are none"
 

@@ -84,6 +84,7 @@ class PluginInfo:
     provides: frozenset[Capability] = frozenset()  #: capabilities of what it creates (allocators)
     requires: frozenset[Capability] = frozenset()  #: capabilities it needs from the other side (backends)
     priority: int = 0  #: larger is tried first in automatic selection
+    demos: frozenset[str] = frozenset()  #: names of what `demos` of its backend returns (`SupportsDemos`)
 
 
 @dataclass(frozen=True, slots=True)

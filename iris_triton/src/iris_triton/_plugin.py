@@ -76,8 +76,7 @@ class TritonPlugin(ProviderPlugin):
     @hookimpl
     def iris_plugin_probe(self, target: DeviceTarget) -> Availability:
         """Say whether a recent enough Triton is installed, which compiles for a device, without importing it."""
-        found = installed_triton()
-        if found is None:
+        if (found := installed_triton()) is None:
             return Availability.no(
                 "Triton is not installed. torch's GPU wheels bring it; a CPU torch brings none: "
                 "pip install 'iris-triton[cpu]', or the triton that the README's table has for your torch"

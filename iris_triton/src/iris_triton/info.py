@@ -9,4 +9,5 @@ TRITON_INFO = PluginInfo(
     devices=frozenset({DeviceType.CPU, DeviceType.CUDA, DeviceType.HIP}),
     requires=frozenset({Capability.REMOTE_LOAD_STORE, Capability.REMOTE_ATOMICS}),
     priority=10,
+    demos=frozenset({"message-passing", "gemm-all-scatter"}),
 )

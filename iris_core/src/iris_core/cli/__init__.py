@@ -15,7 +15,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from iris_core.errors import IrisError
+from iris_core.cli import _arguments
+from iris_core.errors import BenchmarkError, IrisError
 from iris_core.logs import logger
 from iris_core.types import VERSION
 
@@ -71,6 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.command is None:
             parser.print_help(sys.stderr)
             return 2
+        if args.command != "doctor":  # whose report has them
+            _arguments.say_unknown_variables()
         return int(_module(args.command).run(args))
     except ModuleNotFoundError as error:  # of torch or another requirement, in an environment that is not complete
         logger.debug("", exc_info=True)
@@ -83,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (IrisError, OSError) as error:  # whose text names the file
         logger.debug("", exc_info=True)
         print(f"iris: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, BenchmarkError) else 1  # which says that something became slower
     except SystemExit as stop:  # argparse's
         return int(stop.code or 0)
     except KeyboardInterrupt:

@@ -1,17 +1,19 @@
-"""What several subcommands share: arguments that are checked before a rank is started, GPUs, plugins."""
+"""What several subcommands share: arguments that are checked before a rank is started, variables, plugins."""
 
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+import importlib.util
+import os
+import sys
 
+from iris_core.device.targets import device_targets
 from iris_core.errors import ArgumentError, NoUsablePluginError
 from iris_core.registry import Registry, default_registry
-from iris_core.types import PluginKind
-
-if TYPE_CHECKING:
-    from iris_core.registry.select import Plan
-    from iris_core.settings import IrisSettings
+from iris_core.registry.select import Plan, select
+from iris_core.settings import IrisSettings, load_plugin_settings, load_settings, size_of, sizes_of, unknown_variables
+from iris_core.types import PluginKind, PluginState
+from iris_core.world.launch import check_num_ranks
 
 
 def seconds(text: str) -> float:
@@ -24,27 +26,28 @@ def seconds(text: str) -> float:
 
 def size(text: str) -> int:
     """Return a size in bytes; the type of an option."""
-    from iris_core.settings import size_of
-
     try:
         return int(size_of(text))
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text}: {error}") from None
 
 
+def say_unknown_variables() -> None:
+    """Print a line for each variable that nothing reads; ranks and programs of this process do not warn of it again."""
+    for message in unknown_variables(default_registry().names()):
+        print(f"iris: {message}", file=sys.stderr)
+        filters = os.environ.get("PYTHONWARNINGS", ""), f"ignore:{message.partition(',')[0]}"
+        os.environ["PYTHONWARNINGS"] = ",".join(filter(None, filters))
+
+
 def registry_as_set() -> Registry:
     """Return the registry, in which plugins are blocked as the settings say; a `SettingsError` if one is wrong."""
-    from iris_core.settings import load_settings
-
     default_registry().block(load_settings().block)
     return default_registry()
 
 
 def check(args: argparse.Namespace, least_ranks: int = 1) -> tuple[IrisSettings, int | None]:
     """Return the settings and the number of ranks, None if nothing says it; an IrisError if an argument is wrong."""
-    from iris_core.settings import load_settings, sizes_of
-    from iris_core.world.launch import check_num_ranks
-
     asked = {name: getattr(args, name, None) for name in ("device", "nodes", "allocator", "backend")}
     settings = load_settings(**asked)
     ranks = sum(sizes_of(settings.nodes)) if settings.nodes else args.ranks
@@ -59,11 +62,9 @@ def check(args: argparse.Namespace, least_ranks: int = 1) -> tuple[IrisSettings,
 
 
 def choose_plugins(settings: IrisSettings, device: str | None) -> Plan:
-    """Choose plugins as a rank on this device will, and check their settings; an IrisError of one line if none can."""
-    from iris_core.device.targets import device_targets
-    from iris_core.registry.select import select
-    from iris_core.settings import load_plugin_settings
-
+    """Choose plugins as a rank on this device will, and check their settings; an error of one line if none can."""
+    if importlib.util.find_spec("torch") is None:
+        raise ModuleNotFoundError(name="torch")
     registry = default_registry()
     try:
         plan = select(registry, settings, targets=device_targets(device, 0))
@@ -74,4 +75,7 @@ def choose_plugins(settings: IrisSettings, device: str | None) -> Plan:
         raise ArgumentError(f"{head} {'; '.join(of_backends or reasons)}".rstrip()) from error
     for record in (plan.allocator, plan.backend):
         load_plugin_settings(record.name, registry.settings_class(record))
+    if settings.block:  # ranks say nothing of what is not installed: it was said here
+        blocked = (each.qualified_name for each in registry.records() if each.state is PluginState.BLOCKED)
+        os.environ["IRIS_BLOCK"] = ",".join(blocked)
     return plan

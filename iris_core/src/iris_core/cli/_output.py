@@ -23,16 +23,26 @@ def print_json(document: Any) -> None:
     print(json.dumps(document, indent=2, default=str))
 
 
-def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "") -> None:
-    """Print a table: as wide as the terminal, or, in a pipe, as wide as its content; numbers are flush right."""
+def counted(number: int, what: str) -> str:
+    """Return a number of things, such as "1 rank" or "2 ranks"."""
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
+def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "", most: int = 9999) -> None:
+    """Print a table: as wide as the terminal, or, in a pipe, as its content and `most`; numbers are flush right.
+
+    Lines break at spaces only: where words are too long for that width, they are longer.
+    """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
+    table, width = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False), 0
     for heading, *cells in zip(headings, *rows, strict=True):
         numbers = bool(cells) and all(_NUMBER.fullmatch(cell) for cell in cells)
-        table.add_column(Text(heading), justify="right" if numbers else "left", overflow="fold")
+        longest = max(map(len, " ".join((heading, *cells)).split()))
+        table.add_column(Text(heading), justify="right" if numbers else "left", min_width=longest)
+        width += max(map(len, (heading, *cells))) + 2
     for row in rows:
         cells = [Text(" ".join(cell.split())) for cell in row]  # not markup: "[...]" in a reason is meant literally
         for cell in cells:
@@ -41,10 +51,7 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, title
         table.add_row(*cells)
     if title:
         print(title)
-    if sys.stdout.isatty():
-        Console().print(table)
-        return
-    console = Console(width=sum(max(map(len, column)) + 2 for column in zip(headings, *rows, strict=True)))
+    console = Console(width=None if sys.stdout.isatty() else min(width, most))
     with console.capture() as captured:
-        console.print(table)
+        console.print(table, crop=False)
     print("\n".join(line.rstrip() for line in captured.get().splitlines()))

@@ -10,6 +10,7 @@ Journals and names of orders are those of `iris_triton.checker.exploration.order
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,9 +18,7 @@ from typing import Any
 Words = dict[int, bool]  # by word, whether it is changed
 
 CAN, CHOSEN, ACCESS, NEEDS, KNOWS, ASLEEP = range(6)
-_HOLDS: tuple[Callable[[int, int], bool], ...] = (
-    int.__eq__, int.__ne__, int.__gt__, int.__ge__, int.__lt__, int.__le__, int.__ge__,
-)  # fmt: skip
+_HOLDS = operator.eq, operator.ne, operator.gt, operator.ge, operator.lt, operator.le, operator.ge
 
 
 @dataclass

@@ -10,13 +10,16 @@ import signal
 import subprocess
 import sys
 import tempfile
+import warnings
+from collections.abc import Sequence
 from typing import Any
 
 from iris_core.cli import all_orders
-from iris_core.cli._output import print_json
+from iris_core.cli._arguments import choose_plugins
+from iris_core.cli._output import counted, print_json
 from iris_core.cli.timeline import draw
-from iris_core.errors import SettingsError
-from iris_core.settings import ORDINARY_CHECKS, load_settings
+from iris_core.errors import ArgumentError, SettingsError
+from iris_core.settings import ORDINARY_CHECKS, load_settings, writable
 
 Row = dict[str, Any]
 _PATIENCE_S = 5.0  # from SIGTERM to SIGKILL
@@ -30,9 +33,8 @@ def add_parser(subparsers: Any) -> None:
     seeds = parser.add_mutually_exclusive_group()
     seeds.add_argument("--seeds", type=int, metavar="N", help="run it in N schedules, those of the seeds 0 to N - 1")
     seeds.add_argument("--replay", metavar="SEED", help="run it in the schedule of one seed, or one order, again")
-    seeds.add_argument(
-        "--all-orders", type=int, metavar="N", help="run it in all orders of synchronisation, in N runs at most"
-    )
+    orders = "run it in all orders of synchronisation, in N runs at most"
+    seeds.add_argument("--all-orders", type=int, metavar="N", help=orders)
     parser.add_argument("--json", action="store_true", help="findings as JSON; the program's output on stderr")
     parser.add_argument("--timeline", metavar="FILE", help="write a picture of the findings for Perfetto into FILE")
     parser.add_argument("script", help="the program, a Python file")
@@ -47,34 +49,33 @@ def run(args: argparse.Namespace) -> int:
     for option, number in (("--seeds", args.seeds), ("--all-orders", args.all_orders)):
         if number is not None and number < 1:
             raise SettingsError(f"{option} needs a positive number, got {number}")
-    seeds = range(args.seeds) if args.seeds else [] if args.replay is None else [args.replay]
-    only = args.only
+    only, one = args.only, args.replay is not None
     if not only.strip(" ,"):
         raise SettingsError(f"--only needs at least one of {', '.join(ORDINARY_CHECKS)}")
-    if (seeds or args.all_orders) and "schedules" not in only:
+    if (args.seeds or one or args.all_orders) and "schedules" not in only:
         only = f"{only},schedules"
     try:
-        settings = load_settings(check=only, check_seed=max(seeds, default=0))  # refused before anything is started
+        settings = load_settings(check=only, check_seed=args.replay if one else 0, device="cpu")
     except SettingsError as error:
-        if args.replay is None or "check_seed" not in str(error):
+        if not one or "check_seed" not in str(error):
             raise
         known = "a seed, such as 7, or an order that --all-orders has named, such as order:1.0.2"
         raise SettingsError(f"--replay needs {known}, not {args.replay!r}") from None
     checks = settings.check
-    if args.replay is not None:
-        seeds = [settings.check_seed]
     if args.all_orders and "races" not in checks:
         raise SettingsError("--all-orders walks the orders of atomics and waits; it needs races for all other accesses")
     if not os.path.isfile(args.script):
         raise FileNotFoundError(f"there is no program {args.script}")
     if args.timeline and (args.seeds or args.all_orders):
         raise SettingsError("--timeline shows one run: give it with --replay SEED, not with --seeds or --all-orders")
-    if args.timeline and os.path.isdir(args.timeline):
-        raise IsADirectoryError(f"{args.timeline} is a folder, where --timeline needs a file")
-    if args.timeline and not os.path.isdir(folder := os.path.dirname(args.timeline) or "."):
-        raise FileNotFoundError(f"there is no folder {folder} for the picture")
-    if args.timeline and not os.access(folder, os.W_OK):
-        raise PermissionError(f"files cannot be made in {folder}, where the picture belongs")
+    if args.timeline:
+        writable(args.timeline)
+    try:
+        with open(args.script, "rb") as file, warnings.catch_warnings(action="ignore"):  # Python's, when it runs
+            compile(file.read(), args.script, "exec")
+    except (SyntaxError, ValueError) as error:
+        raise ArgumentError(f"{args.script} is no program in Python: {error}") from error
+    choose_plugins(settings, "cpu")
     rows: list[Row] = []
     failed: list[Row] = []
     status, is_checked = 0, False
@@ -82,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     def once(seed: int | str | None) -> list[list[int]] | None:
         """Run the program; returns the journal of its order, if it was run in one and has one context."""
         nonlocal status, is_checked
-        found, ended = _run_once(args, checks, seed, quiet=bool(args.seeds or args.all_orders))
+        found, ended = _run_once(args, checks, seed)
         status, is_checked = status or ended, is_checked or found is not None
         found = found or []
         journals = [row for row in found if row["kind"] == "order"]
@@ -97,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
     if args.all_orders:
         walked = all_orders.walk(once, args.all_orders)
     else:
-        for seed in seeds or [None]:
+        for seed in range(args.seeds) if args.seeds else [settings.check_seed if one else None]:
             once(seed)
     findings, benign = merged(rows), _declared(rows)
     if args.json:
@@ -108,15 +109,17 @@ def run(args: argparse.Namespace) -> int:
         for number, row in enumerate(findings, 1):
             print(f"{number}. {row['text']}{_times(row)}")
         for row in benign:
-            print(f"declared benign on rank {row['rank']}, {row['races']} races: {row['reason']}")
+            print(f"declared benign on rank {row['rank']}, {counted(row['races'], 'race')}: {row['reason']}")
         for row in failed:
             print(f"with seed {row['seed']} the program ended with status {row['status']}: --replay {row['seed']}")
         other = "" if status == 0 or failed else f"; the program ended with status {status}"
-        under = f" in {len(seeds)} schedules, {len(failed)} of which failed" if args.seeds else ""
+        under = f" in {counted(args.seeds, 'schedule')}, {len(failed)} of which failed" if args.seeds else ""
         if args.all_orders:
-            are = "which are all" if walked.is_whole else "and there may be more"
-            under = f" in {walked.orders} orders of synchronisation, {are}, in {walked.runs} runs; {len(failed)} failed"
-        what = f"{len(findings)} findings" if is_checked else f"{args.script} opened no context that could be checked"
+            are = f"{'which are all' if walked.is_whole else 'and there may be more'}, in {counted(walked.runs, 'run')}"
+            under = f" in {walked.orders} orders of synchronisation, {are}; {len(failed)} failed"
+        what = counted(len(findings), "finding")
+        if not is_checked:
+            what = f"{args.script} opened no context that could be checked"
         print(f"iris check ({', '.join(checks)}): {what}{under}{other}")
     if args.timeline:
         drawn = draw(args.timeline, [row for row in rows if row["kind"] == "timeline"])
@@ -125,13 +128,9 @@ def run(args: argparse.Namespace) -> int:
     return 1 if findings or status < 0 or not (is_checked or status) else status
 
 
-def _run_once(
-    args: argparse.Namespace, checks: tuple[str, ...], seed: int | str | None, *, quiet: bool
-) -> tuple[list[Row] | None, int]:
-    """Run the program; returns what was found, None where no context was checked, and its status.
-
-    `quiet`: its output is shown if that is not 0.
-    """
+def _run_once(args: argparse.Namespace, checks: Sequence[str], seed: int | str | None) -> tuple[list[Row] | None, int]:
+    """Run the program; returns what was found, None where no context was checked, and its status."""
+    quiet = args.seeds or args.all_orders  # its output is shown if the status is not 0
     with tempfile.TemporaryDirectory(prefix="iris-check-") as folder:
         path = os.path.join(folder, "findings")
         environ = {**os.environ, "IRIS_CHECK": ",".join(checks), "IRIS_CHECK_REPORTS": path, "IRIS_DEVICE": "cpu"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -32,10 +31,12 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """List the settings; 1 if one of them has a wrong value."""
-    rows, problems, unknown = survey(registry_as_set())
+    registry = registry_as_set()
+    rows, problems = survey(registry)
     if args.name is not None:
         rows = [_named(args.name, rows)]
     if args.json:
+        unknown = settings.unknown_variables(registry.names())
         print_json({"settings": [asdict(row) for row in rows], "warnings": unknown})
     elif args.name is not None:
         fields = {"type": rows[0].type, "value": _shown(rows[0].value), "source": rows[0].source}
@@ -44,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         sentences = (re.split(r"[;.](?:\s|$)", row.help, maxsplit=1)[0] for row in rows)  # the first of each
         found = [(row.variable, _shown(row.value), row.source, text) for row, text in zip(rows, sentences, strict=True)]
         print_table(("VARIABLE", "VALUE", "SOURCE", "FOR"), found)
-    for problem in (*problems, *unknown):
+    for problem in problems:
         print(f"iris: {problem}", file=sys.stderr)
     return int(bool(problems))
 
@@ -58,8 +59,8 @@ def _named(name: str, rows: Sequence[settings.SettingRow]) -> settings.SettingRo
     return known[variable]
 
 
-def survey(registry: Registry) -> tuple[list[settings.SettingRow], list[str], Sequence[str]]:
-    """Return the settings of the core and of all plugins that can be loaded, what is wrong, and unknown variables."""
+def survey(registry: Registry) -> tuple[list[settings.SettingRow], list[str]]:
+    """Return the settings of the core and of all plugins that can be loaded, and what is wrong."""
     rows, problems = list[settings.SettingRow](), list[str]()
     classes: dict[str, type[settings.PluginSettings] | None] = {"": None}  # the core's
     for record in registry.records():
@@ -74,9 +75,7 @@ def survey(registry: Registry) -> tuple[list[settings.SettingRow], list[str], Se
             rows += settings.describe(name, cls)
         except SettingsError as error:  # the others are listed
             problems.append(str(error))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", settings.IrisSettingsWarning)  # the caller prints them
-        return rows, problems, settings.warn_unknown_variables(registry.names())
+    return rows, problems
 
 
 def _shown(value: Any) -> str:

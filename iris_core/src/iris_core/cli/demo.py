@@ -14,6 +14,7 @@ from iris_core.cli._arguments import check, choose_plugins
 from iris_core.cli._output import print_json, print_table
 from iris_core.device.targets import num_gpus
 from iris_core.errors import ArgumentError
+from iris_core.settings import nearest, sizes_of
 from iris_core.types import Demo, DemoResult
 
 if TYPE_CHECKING:
@@ -45,20 +46,18 @@ def run(args: argparse.Namespace) -> int:
     settings, ranks = check(args)
     ranks, device, note = choose_ranks(ranks, settings.device)
     plan = choose_plugins(settings, device)
+    sizes = sizes_of(settings.nodes) if settings.nodes else []
+    names = plan.backend.info.demos if plan.backend.info else frozenset()
+    if not names:
+        raise ArgumentError(
+            f"backend {plan.backend.name!r} names no demonstrations (PluginInfo.demos); try --backend triton"
+        )
+    names |= {BETWEEN} if sizes else set()
+    if unknown := [name for name in args.only if name not in names]:
+        raise ArgumentError(f"--only: there is no {unknown[0]!r}{nearest(unknown[0], names)}")
     import iris_core
-    from iris_core.open_context import Maker
-    from iris_core.settings import sizes_of
-    from iris_core.world import World
     from iris_core.world.rendezvous import VARIABLE
 
-    sizes = sizes_of(settings.nodes) if settings.nodes else []
-    backend = Maker(World(), plan.target, settings, {}).create(plan.backend)
-    names = [demo.name for demo in getattr(backend, "demos", tuple)()]
-    if not names:
-        raise ArgumentError(f"backend {plan.backend.name!r} brings no demonstrations; try --backend triton")
-    names += [BETWEEN] * bool(sizes)
-    if unknown := [name for name in args.only if name not in names]:
-        raise ArgumentError(f"no demonstration is called {', '.join(unknown)}; there are: {', '.join(names)}")
     choice = {"device": device, "backend": args.backend, "allocator": args.allocator}
     print("starting ranks ...", file=sys.stderr, flush=True)
     start = time.perf_counter()
@@ -106,8 +105,7 @@ def merge(per_rank: Sequence[Sequence[Row]]) -> list[Row]:
     """Make one row per demonstration out of every rank's rows: the worst error, the longest time."""
     merged = []
     for rows in zip(*per_rank, strict=True):
-        errors = [row["error"] for row in rows]
-        worst = math.nan if any(map(math.isnan, errors)) else max(errors)
+        worst = max((row["error"] for row in rows), key=lambda each: (math.isnan(each), each))
         slowest, ok = max(row["time_s"] for row in rows), all(row["ok"] for row in rows)
         merged.append(rows[0] | {"time_s": slowest, "error": worst, "ok": ok})
     return merged

@@ -18,7 +18,6 @@ import resource
 import socket
 import sys
 import tempfile
-import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -26,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from iris_core.cli._arguments import registry_as_set, seconds
-from iris_core.cli._output import print_json, print_table
+from iris_core.cli._output import counted, print_json, print_table
 from iris_core.cli.config import survey
 from iris_core.device.targets import device_targets, num_gpus
 from iris_core.diagnosis import Finding, PairCheck, Verdict
@@ -34,7 +33,7 @@ from iris_core.errors import IrisError, PeerLostError, error_text
 from iris_core.registry import Registry, default_registry
 from iris_core.registry.discovery import folder_of, identity, installed
 from iris_core.registry.select import select
-from iris_core.settings import IrisSettings, load_settings
+from iris_core.settings import IrisSettings, load_settings, unknown_variables
 from iris_core.types import DeviceTarget, DeviceType, PluginKind, PluginState
 from iris_core.world.launch import RankError
 from iris_core.world.launch import run as start_ranks
@@ -77,10 +76,9 @@ def run(args: argparse.Namespace) -> int:
     else:
         rows = []
         for finding in report["findings"]:
-            lines = [each for line in finding["text"].splitlines() for each in textwrap.wrap(line, 90)] or [""]
-            rows.append((finding["subject"], str(finding["verdict"]), lines[0]))
-            rows += [("", "", line) for line in lines[1:]]
-        print_table(("SUBJECT", "VERDICT", "FOUND"), rows)
+            first, *more = finding["text"].splitlines() or [""]
+            rows += [(finding["subject"], str(finding["verdict"]), first), *(("", "", line) for line in more)]
+        print_table(("SUBJECT", "VERDICT", "FOUND"), rows, most=120)
         print(f"\n{len(broken)} broken: {', '.join(broken)}" if broken else "\nnothing is broken")
     return int(bool(broken))
 
@@ -194,9 +192,8 @@ def examine_settings() -> list[Finding]:
     """Say which settings are wrong or misspelt, and block plugins as they say."""
     with contextlib.suppress(IrisError):  # it is among the problems
         registry_as_set()
-    _, problems, unknown = survey(default_registry())
-    findings = [Finding("settings", Verdict.BROKEN, text) for text in problems]
-    findings += [Finding("settings", Verdict.NOTE, text) for text in unknown]
+    findings = [Finding("settings", Verdict.BROKEN, text) for text in survey(default_registry())[1]]
+    findings += [Finding("settings", Verdict.NOTE, text) for text in unknown_variables(default_registry().names())]
     return findings or [Finding("settings", Verdict.OK, "all valid; `iris config` lists them")]
 
 
@@ -306,7 +303,7 @@ class SelfTest:
 
     def finding(self) -> Finding:
         subject = f"self-test {self.backend} on {self.allocator}"
-        where = f"{self.ranks} rank{'s' if self.ranks > 1 else ''} on {self.device}"
+        where = f"{counted(self.ranks, 'rank')} on {self.device}"
         if self.state == "skipped":
             return Finding(subject, Verdict.NOTE, f"backend {self.backend!r} brings no self-test")
         if self.state == "passed":
@@ -326,10 +323,6 @@ class SelfTest:
             at = [f"rank {file.name} was in {file.read_text()}" for file in sorted(Path(folder).iterdir())]
         if problem:
             self.problems = [problem, *at]
-        self.judge(answers)
-
-    def judge(self, answers: Sequence[list[PairCheck] | None]) -> None:
-        """Take over what all ranks have found, None where the backend brings no self-test."""
         self.checks = [check for checks in answers for check in checks or ()]
         if None in answers:
             self.state = "skipped"

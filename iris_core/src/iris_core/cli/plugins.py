@@ -22,15 +22,13 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """List the plugins; 1 if any is broken."""
-    records = registry_as_set().load_all()
+    found = [record.to_json() for record in registry_as_set().load_all()]
     if args.json:
-        print_json([record.to_json() for record in records])
-    elif records:
-        rows = []
-        for r in records:
-            about = r.reason or (r.info.summary if r.info else "")
-            rows.append((r.kind, r.name, r.distribution, r.version, r.api, r.state, about))
-        print_table(("KIND", "NAME", "DISTRIBUTION", "VERSION", "API", "STATE", "ABOUT"), rows)
+        print_json(found)
+    elif found:
+        form = "{kind} {name}", "{distribution} {version}", "{api}", "{state}"
+        rows = [(*(cell.format(**each) for cell in form), each["reason"] or each["summary"]) for each in found]
+        print_table(("KIND NAME", "DISTRIBUTION VERSION", "API", "STATE", "ABOUT"), rows)
     else:
         print("no plugin is installed: pip install ./iris_allocators ./iris_triton")
-    return int(any(record.state is PluginState.BROKEN for record in records))
+    return int(any(each["state"] == PluginState.BROKEN for each in found))

@@ -84,10 +84,8 @@ def _lane(lane: Lane, rows: list[Row], found: list[int], zero: int) -> list[Row]
             "line": f"{os.path.basename(row['file'])}:{row['line']} in {row['function']}",
             "bytes": f"{row['first']} to {row['last']} of the heap of rank {row['owner']}",
         }
-        lasts = round(min(end - begin, _LONGEST_US), 3)
-        lines.append(
-            {"ph": "X", "dur": lasts, "name": row["what"], "cat": "iris", **common, "ts": begin, "args": about}
-        )
+        shown = {"ph": "X", "ts": begin, "dur": round(min(end - begin, _LONGEST_US), 3), "name": row["what"]}
+        lines.append({**common, **shown, "cat": "iris", "args": about})
     return lines
 
 

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from iris_core.cli._arguments import check, choose_plugins, seconds, size
 from iris_core.device.targets import num_gpus
+from iris_core.dispatch import COLLECTIVES, PRODUCTS
 from iris_core.errors import ArgumentError, SettingsError
+from iris_core.tuning import DTYPES, FUSED_DTYPES, check_names
 
 if TYPE_CHECKING:
     from iris_core.dispatch.tables import Entry
@@ -40,9 +42,8 @@ def add_parser(subparsers: Any) -> None:
     """Add the subcommand to the command line."""
     raw = argparse.RawDescriptionHelpFormatter
     about = "measure collectives or fused operations on this machine, so that the fastest algorithm is chosen"
-    add = subparsers.add_parser(
-        "tune", help=about, description=DESCRIPTION, epilog=EXAMPLES, formatter_class=raw
-    ).add_argument
+    parser = subparsers.add_parser("tune", help=about, description=DESCRIPTION, epilog=EXAMPLES, formatter_class=raw)
+    add = parser.add_argument
     add("--ops", action="store_true", help="fused operations (ctx.ops) instead of collectives")
     add("--ranks", type=int, help="ranks; the table is for groups of as many (default: all GPUs)")
     add("--op", action="append", metavar="NAME", help="this operation only; repeatable")
@@ -54,7 +55,7 @@ def add_parser(subparsers: Any) -> None:
     add("--shape", action="append", default=[], metavar="MxNxK", help=f"{shape}; repeatable")
     limit = "no point is begun after these seconds; the table has what was measured until then (default 3600)"
     add("--limit", type=seconds, default=3600, metavar="S", help=limit)
-    add("--device", choices=("cpu", "cuda"), help="default: GPUs where there are two")
+    add("--device", choices=("cpu", "cuda"), help="default: cuda; cpu measures ranks on the CPU")
     add("--allocator", default="auto", help="allocator by name (default: auto)")
     add("--backend", default="auto", help="device backend by name (default: auto)")
     add("--out", default="", metavar="FILE", help="the table (default: in IRIS_CACHE_DIR)")
@@ -64,7 +65,9 @@ def run(args: argparse.Namespace) -> int:
     """Measure and write; 1 if an algorithm was wrong."""
     settings, ranks = check(args, least_ranks=2)
     given = (_layers if args.ops else _sizes)(args)
-    given |= {name: tuple(names) for name, names in (("ops", args.op), ("dtypes", args.dtype)) if names}
+    ops, dtypes = (PRODUCTS, FUSED_DTYPES) if args.ops else (COLLECTIVES, DTYPES)
+    given |= {"ops": check_names("--op", args.op or ops, ops)}
+    given |= {"dtypes": check_names("--dtype", args.dtype or dtypes[:1], dtypes)}
     folder = Path(args.out).parent if args.out else Path(settings.cache_dir) / ("ops" if args.ops else "ccl")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -104,13 +107,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _sizes(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the smallest and largest buffer of collectives in bytes, where they are given."""
+    """Return the smallest and largest buffer of collectives in bytes."""
     if args.shape:
         raise ArgumentError("--shape is one of fused operations: give --ops, too, or --min and --max")
-    given = {f"{name}_nbytes": value for name in ("min", "max") if (value := getattr(args, name)) is not None}
-    if len(given) == 2 and args.max < args.min:
-        raise ArgumentError(f"--min {args.min} is more than --max {args.max}")
-    return given
+    low, high = (1 << 10 if args.min is None else args.min), (1 << 30 if args.max is None else args.max)
+    if not 0 < low <= high:
+        raise ArgumentError(f"sizes from {low} to {high} bytes are none: see --min and --max")
+    return {"min_nbytes": low, "max_nbytes": high}
 
 
 def _layers(args: argparse.Namespace) -> dict[str, Any]:
@@ -146,10 +149,11 @@ def _entries_there(path: Path, device: str, ranks: int, *, must_fit: bool) -> Se
 
 
 def _ranks(ranks: int | None, device: str | None) -> tuple[int, str]:
-    gpus = 0 if device == "cpu" else num_gpus()
-    device = device or ("cuda" if gpus > 1 else "cpu")
-    on_gpus = not device.startswith("cpu")
-    ranks = ranks or (max(2, gpus) if on_gpus else 2)
-    if on_gpus and (ranks > gpus or ":" in device):
-        raise ArgumentError(f"{ranks} ranks on {device} need a GPU each; torch sees {gpus} here")
-    return ranks, device.partition(":")[0]
+    if device is not None and device.startswith("cpu"):
+        return ranks or 2, "cpu"
+    gpus = num_gpus()
+    ranks = ranks or max(2, gpus)
+    if ranks > gpus or ":" in (device or ""):
+        needed = f"{ranks} ranks on {device or 'cuda'} need a GPU each; torch sees {gpus or 'no GPU'} here"
+        raise ArgumentError(f"{needed}: --device cpu measures ranks on the CPU")
+    return ranks, "cuda"

@@ -12,10 +12,10 @@ from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from iris_core.dispatch import tables
+from iris_core.dispatch import TF32, tables
 from iris_core.dispatch.config import LaunchConfig
 from iris_core.dispatch.requests import Request, nodes_of
-from iris_core.dispatch.tables import HEAP, ORDINARY, TF32, Entry
+from iris_core.dispatch.tables import HEAP, ORDINARY, Entry
 from iris_core.errors import FAILURES, ArgumentError, SettingsError, UnsupportedError, error_text
 from iris_core.logs import logger
 from iris_core.protocols import Algorithm

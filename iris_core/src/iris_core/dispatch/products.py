@@ -12,22 +12,16 @@ from typing import Any
 
 import torch
 
-from iris_core.dispatch import requests
+from iris_core.dispatch import FP8, PLAIN, TF32, requests
 from iris_core.dispatch.config import Config, FusedConfig
 from iris_core.dispatch.requests import AnyCall, Here
 from iris_core.errors import ArgumentError, LayoutError, UnsupportedError
 from iris_core.types import DeviceType, FusedRequest, NormRequest
 
-OPS = ("matmul_all_reduce", "all_gather_matmul", "matmul_all_gather", "matmul_reduce_scatter")
-"""Products of `ctx.ops`."""
-
 NORM = "all_reduce_rms_norm"
 GATHERING = ("all_gather_matmul", "matmul_all_gather")
 LAYOUTS = ("torch", "tiles")
-PLAIN = ("float16", "bfloat16", "float32")
-FP8 = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
 _FNUZ = "fnuz"
-_TF32, _IEEE = "tf32", "ieee"
 SCALED = ("rows", "blocks")
 SCALED_BLOCK = 128
 """Columns of A, and rows and columns of B, that have one scale where blocks are scaled."""
@@ -281,7 +275,7 @@ def torch_allows_tf32() -> bool:
     torch has an old and a new way to set it; `fp32_precision` is what its products look at, whichever was used.
     """
     setting: Any = torch.backends.cuda.matmul  # typed without the attribute
-    return bool(setting.fp32_precision == _TF32)
+    return bool(setting.fp32_precision == TF32)
 
 
 @contextmanager
@@ -292,12 +286,12 @@ def float32_products(tf32: bool) -> Iterator[None]:
     """
     setting: Any = torch.backends.cuda.matmul
     before = setting.fp32_precision
-    if (before == _TF32) == tf32:
+    if (before == TF32) == tf32:
         yield
         return
     setting.fp32_precision = "none"  # then it is that of torch.backends.cuda, or of torch.backends
     inherited = setting.fp32_precision == before
-    setting.fp32_precision = _TF32 if tf32 else _IEEE
+    setting.fp32_precision = TF32 if tf32 else "ieee"
     try:
         yield
     finally:

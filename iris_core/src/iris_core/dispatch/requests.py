@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from iris_core.dispatch import COLLECTIVES
 from iris_core.errors import ArgumentError, DeviceError, LayoutError, UnsupportedError
 from iris_core.types import REDUCIBLE, CollectiveRequest, DeviceTarget, FusedRequest, Group, NormRequest, ReduceOp
 
@@ -22,8 +23,7 @@ Request = CollectiveRequest | FusedRequest | NormRequest
 
 REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 POINT_TO_POINT = ("send", "recv")
-OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter", "send",
-       "recv")  # fmt: skip
+OPS = (*COLLECTIVES, *POINT_TO_POINT)
 """Operations that algorithms serve; a barrier is the backend's."""
 
 TORCH, TILES, COLUMNS = "torch", "tiles", "columns"

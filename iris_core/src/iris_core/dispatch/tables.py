@@ -31,8 +31,6 @@ FORMAT = 2
 DISTRIBUTIONS = ("torch", "triton", "iris-core", "iris-allocators", "iris-triton", "iris-gluon")
 
 ANY_DTYPE = "*"
-TF32 = "tf32"
-"""What tables call float32 where TF32 is allowed."""
 
 HEAP, ORDINARY = "heap", "ordinary"
 

@@ -33,8 +33,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from iris_core.api import Iris
+from iris_core.dispatch import PLAIN
 from iris_core.dispatch.config import FusedConfig
-from iris_core.dispatch.products import PLAIN
 from iris_core.errors import ArgumentError, UnsupportedError
 from iris_core.nn.expert_parallel import ExpertParallel, combine, dispatch
 from iris_core.nn.norm import RMSNorm, all_reduce_rms_norm

@@ -11,11 +11,11 @@ from typing import Any, NoReturn
 
 import torch
 
-from iris_core.dispatch import products
+from iris_core.dispatch import PRODUCTS, products
 from iris_core.dispatch.bind import Launches
 from iris_core.dispatch.calls import Calls, current_device
 from iris_core.dispatch.config import Config, FusedConfig
-from iris_core.dispatch.products import NORM, OPS, ROW_NBYTES, FusedCall, NormCall, call_of
+from iris_core.dispatch.products import NORM, ROW_NBYTES, FusedCall, NormCall, call_of
 from iris_core.dispatch.requests import TORCH, reach
 from iris_core.dispatch.traced import is_compiling, trace
 from iris_core.errors import ArgumentError
@@ -186,7 +186,7 @@ class Operations(Calls):
         tensor([3., 3.])
     """
 
-    _launches, _operations = ("fused", "fused_anywhere"), (*OPS, NORM)
+    _launches, _operations = ("fused", "fused_anywhere"), (*PRODUCTS, NORM)
 
     # -- operations ---------------------------------------------------------------------------------------------------
     def matmul_all_reduce(

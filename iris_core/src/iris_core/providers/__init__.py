@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from iris_core.dispatch.products import OPS as PRODUCTS
-from iris_core.dispatch.requests import OPS, POINT_TO_POINT, REDUCING
+from iris_core.dispatch import COLLECTIVES, PRODUCTS
+from iris_core.dispatch.requests import OPS, REDUCING
 from iris_core.errors import FAILURES, PluginError
 from iris_core.protocols import Algorithm
 from iris_core.providers import torch_distributed
@@ -96,7 +96,7 @@ class Providers:
             torchs = [torch_distributed.UnfusedTorch(op, self._torch, self._ranks) for op in PRODUCTS]
             torchs += [torch_distributed.AsyncProduct(op, self._torch) for op in torch_distributed.SYMMETRIC]
         else:
-            own = [Local(op) for op in OPS if op not in POINT_TO_POINT]
+            own = [Local(op) for op in COLLECTIVES]
             kinds = OPS if self._spans_nodes else torch_distributed.IN_NODES
             torchs = [torch_distributed.TorchCollective(op, self._torch, self._ranks) for op in kinds]
             if self._spans_nodes:

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
+from iris_core.dispatch import FP8, PLAIN, products
 from iris_core.dispatch.config import AMDS_TILE, Config
-from iris_core.dispatch.products import FP8, PLAIN, SCALED, SCALED_BLOCK, float32_products
 from iris_core.dispatch.team import Host
 from iris_core.providers.model import everywhere, fixed_s, moving_s, product_s
 from iris_core.providers.parts import dense, part_of, scratch_of
@@ -42,7 +42,7 @@ class Unfused:
     name = "unfused"
     info = everywhere("unfused", "torch.matmul and a collective, one after the other")
     always_measured = spans_nodes = True
-    scaled: tuple[str, ...] = SCALED
+    scaled: tuple[str, ...] = products.SCALED
 
     collective_config: Config | None = None  # config of the collective; by default the library chooses
 
@@ -175,7 +175,7 @@ def scales_shape(request: FusedRequest) -> tuple[int, int]:
     """Shape of the scales of A of request.m rows; of no columns without scales."""
     if request.scales == "none":
         return request.m, 0
-    return request.m, 1 if request.scales == SCALED[0] else -(-request.k // SCALED_BLOCK)
+    return request.m, 1 if request.scales == products.SCALED[0] else -(-request.k // products.SCALED_BLOCK)
 
 
 def bind_scales(request: FusedRequest, host: Host) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -211,7 +211,7 @@ def multiply(
     if a.dtype is not out.dtype:
         a, b = a.to(out.dtype), b.to(out.dtype)
     if a.dtype is torch.float32 and a.is_cuda:
-        with float32_products(tf32):
+        with products.float32_products(tf32):
             _multiply_plain(a, b, bias, out)
     else:
         _multiply_plain(a, b, bias, out)
@@ -244,9 +244,9 @@ def _multiply_scaled(
             out.copy_(product)
         return
     if not of_rows:
-        left = a_scales.repeat_interleave(SCALED_BLOCK, 1)[:, :inner]
-        wide = b_scales.repeat_interleave(SCALED_BLOCK, 1)[:, :columns]
-        right = wide.repeat_interleave(SCALED_BLOCK, 0)[:inner]
+        left = a_scales.repeat_interleave(products.SCALED_BLOCK, 1)[:, :inner]
+        wide = b_scales.repeat_interleave(products.SCALED_BLOCK, 1)[:, :columns]
+        right = wide.repeat_interleave(products.SCALED_BLOCK, 0)[:inner]
     product = out if out.dtype is torch.float32 else torch.empty_like(out, dtype=torch.float32)
     multiply(a.float() * left, b.float() * right, None if bias is None else bias.float(), product, tf32)
     if product is not out:
@@ -275,5 +275,5 @@ def _is_for_torch(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, of_rows: 
         known = capability >= (9, 0) and usual in (a.dtype, b.dtype)
     else:
         known = capability == (9, 0) and _CUDA >= (12, 9) and usual is a.dtype is b.dtype
-        known = known and a.shape[0] % 4 == 0 == a.shape[1] % (4 * SCALED_BLOCK)
+        known = known and a.shape[0] % 4 == 0 == a.shape[1] % (4 * products.SCALED_BLOCK)
     return known and dense and aligned and a.shape[1] % 16 == 0 == b.shape[1] % 16 and out.dtype is torch.bfloat16

@@ -189,10 +189,10 @@ def check_info(record: PluginRecord, info: Any) -> PluginInfo:
     if record.name and name != record.name:
         problem = f" says that its name is {name!r}: PluginInfo.name and the entry point's must be equal"
         raise record.load_error(problem)
-    for attribute, member in (("devices", DeviceType), ("provides", Capability), ("requires", Capability)):
-        value = getattr(info, attribute)
+    for part, member in (("devices", DeviceType), ("provides", Capability), ("requires", Capability), ("demos", str)):
+        value = getattr(info, part)
         is_set = isinstance(value, frozenset) and all(isinstance(each, member) for each in value)
-        check(is_set, f"{attribute} as a frozenset of {member.__name__}", value)
+        check(is_set, f"{part} as a frozenset of {member.__name__}", value)
     check(type(info.priority) is int, "priority as an integer", info.priority)
     check(isinstance(info.summary, str), "a summary as text", info.summary)
     if not info.devices and record.kind in (PluginKind.ALLOCATOR, PluginKind.BACKEND):

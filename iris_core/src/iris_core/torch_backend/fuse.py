@@ -29,7 +29,7 @@ from torch._C import _distributed_c10d as c10d
 from torch._inductor import custom_graph_pass
 from torch.fx import Graph
 
-from iris_core.dispatch.products import PLAIN
+from iris_core.dispatch import PLAIN
 from iris_core.torch_backend import _operations, library
 
 Node = Any

@@ -27,7 +27,7 @@ from torch._C import _distributed_c10d as c10d
 from torch.autograd import forward_ad
 
 from iris_core.api import Iris
-from iris_core.dispatch import products
+from iris_core.dispatch import PRODUCTS, products
 from iris_core.errors import ArgumentError, HeapClosedError, UnsupportedError
 from iris_core.nn.norm import norm_gradients
 from iris_core.torch_backend import _operations
@@ -277,7 +277,7 @@ def _product_gradient(op: str) -> Callable[..., Any]:
     return backward
 
 
-for _op in products.OPS:
+for _op in PRODUCTS:
     _dim = ", int gather_dim=0" * (_op in products.GATHERING)
     _define_both(_op, f"Tensor a, Tensor b, Tensor? bias, str group{_dim}", *_product(_op))
     _differentiate(_op, _save_factors, _product_gradient(_op))

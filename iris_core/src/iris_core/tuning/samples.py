@@ -8,31 +8,22 @@ sums, and TF32, too.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 
 from iris_core.api import Iris
+from iris_core.dispatch import COLLECTIVES, FP8, PRODUCTS, TF32
 from iris_core.dispatch.config import Config, FusedConfig
-from iris_core.dispatch.products import FP8, GATHERING, PLAIN
-from iris_core.dispatch.products import OPS as PRODUCTS
-from iris_core.dispatch.requests import OPS, POINT_TO_POINT, REDUCING
-from iris_core.dispatch.tables import ANY_DTYPE, TF32
+from iris_core.dispatch.products import GATHERING
+from iris_core.dispatch.requests import REDUCING
+from iris_core.dispatch.tables import ANY_DTYPE
 from iris_core.errors import ArgumentError
-
-COLLECTIVES = tuple(op for op in OPS if op not in POINT_TO_POINT)
-"""Operations that have samples; those with a root have rank 0."""
-
-DTYPES = ("bfloat16", "float16", "float32", "float64", "int8", "int32", "int64")
-"""Element types of collectives that can be measured: they can hold the samples."""
 
 KINDS = tuple((op, dim) for op in PRODUCTS for dim in ((0, 1) if op in GATHERING else (None,)))
 """(operation, gather_dim) of all fused operations that there are."""
-
-FUSED_DTYPES = (*PLAIN, TF32, *FP8)
-"""Element types of products that can be measured; "tf32" is float32 where TF32 is allowed."""
 
 LAYERS = tuple((m, n, k) for n, k in ((28672, 8192), (14336, 4096), (11008, 4096)) for m in (8192, 2048, 512))
 """Rows, and weights (N, K) of large language models, that are measured by default."""
@@ -55,18 +46,10 @@ class Point(NamedTuple):
     dtype: str | None = None  # element type that the table names, if that is not the call's
 
 
-def check_names(kind: str, given: Sequence[str], known: Sequence[str]) -> None:
-    """Raise ArgumentError unless all names are known, and given once."""
-    if strange := [each for each in given if each not in known]:
-        raise ArgumentError(f"no {kind} {', '.join(strange)} can be tuned; there are {', '.join(known)}")
-    if not given or len(set(given)) < len(given):
-        raise ArgumentError(f"give each {kind} once, and one at least")
-
-
 # -- collectives ------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One operation at one size, as one of `size` ranks sees it.
+    """One operation at one size, as one of `size` ranks sees it; a root is rank 0.
 
     `length` is in elements of the full buffer: of the operation's input or output, whichever is larger.
     """
@@ -127,7 +110,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class TuneOptions:
-    """Collectives to measure, the same on every rank; ArgumentError if they are impossible.
+    """Collectives to measure, the same on every rank.
 
     Times of the first element type also count for all types that are not named.  Sizes are those of the full buffer
     (a gather's output, a scatter's input), each twice the one before.
@@ -137,12 +120,6 @@ class TuneOptions:
     dtypes: tuple[str, ...] = ("bfloat16",)
     min_nbytes: int = 1 << 10
     max_nbytes: int = 1 << 30
-
-    def __post_init__(self) -> None:
-        check_names("operation", self.ops, COLLECTIVES)
-        check_names("element type", self.dtypes, DTYPES)
-        if not 0 < self.min_nbytes <= self.max_nbytes:
-            raise ArgumentError(f"sizes from {self.min_nbytes} to {self.max_nbytes} bytes are none")
 
     def points(self, rank: int, size: int) -> Iterator[Point]:
         """Return what is measured, as one of `size` ranks sees it.
@@ -268,7 +245,7 @@ class FusedSample:
 
 @dataclass(frozen=True)
 class FusedTuneOptions:
-    """Fused operations to measure, the same on every rank; ArgumentError if they are impossible.
+    """Fused operations to measure, the same on every rank.
 
     Operations that gather are measured with both values of gather_dim; `FusedSample.of_layer` says what layers are.
     """
@@ -276,12 +253,6 @@ class FusedTuneOptions:
     ops: tuple[str, ...] = PRODUCTS
     dtypes: tuple[str, ...] = ("bfloat16",)
     layers: tuple[tuple[int, int, int], ...] = LAYERS
-
-    def __post_init__(self) -> None:
-        check_names("operation", self.ops, PRODUCTS)
-        check_names("element type", self.dtypes, FUSED_DTYPES)
-        if not self.layers or min(min(each) for each in self.layers) < 1:
-            raise ArgumentError(f"layers must be given, of positive sizes, not {self.layers}")
 
     def points(self, rank: int, size: int) -> list[Point]:
         """Return what is measured, as one of `size` ranks sees it; ArgumentError if they cannot divide a layer.

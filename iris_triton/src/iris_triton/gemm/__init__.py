@@ -9,7 +9,7 @@ TABLES = Path(__file__).parent / "tables"  # that come with these algorithms, me
 
 def operations() -> list[FusedOperation | NormOperation]:
     """Return the algorithms."""
-    from iris_core.dispatch.products import OPS
+    from iris_core.dispatch import PRODUCTS
     from iris_triton.gemm.copy_engine_product import CopyEngineGather, CopyEngineReduce
     from iris_triton.gemm.fetch_product import Fetch
     from iris_triton.gemm.matmul_reduce import Reduce
@@ -26,7 +26,7 @@ def operations() -> list[FusedOperation | NormOperation]:
         CopyEngineGather("all_gather_matmul", "copy_engine_push"),
         CopyEngineReduce("matmul_reduce_scatter", "copy_engine"),
         CopyEngineReduce("matmul_all_reduce", "copy_engine"),
-        *(PacketProduct(op, "packets") for op in OPS),
+        *(PacketProduct(op, "packets") for op in PRODUCTS),
         PacketNorm(1, 1 << 20),
         PacketNorm(2, 32 << 20),
         ReduceNorm("one_shot", 1 << 20),

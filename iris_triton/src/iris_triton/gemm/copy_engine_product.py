@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from iris_core.dispatch.products import PLAIN, ROW_NBYTES
+from iris_core.dispatch import PLAIN, products
 from iris_core.dispatch.team import Host
 from iris_core.providers.baseline import multiply
 from iris_core.types import FusedRequest
@@ -131,7 +131,7 @@ class CopyEngineReduce(_CopyEngine):
         dtype: torch.dtype = getattr(torch, request.out_dtype)
         rows_each, row_nbytes = -(-request.m // size), request.n * dtype.itemsize
         nbytes = size * rows_each * row_nbytes
-        memory, staged, stride = staged_memory(request, host, self.name, -(-nbytes // ROW_NBYTES) * ROW_NBYTES)
+        memory, staged, stride = staged_memory(request, host, self.name, nbytes + -nbytes % products.ROW_NBYTES)
         slots = memory[:nbytes].view(dtype).view(size, rows_each, request.n)
         whole = host.scratch(request.m * row_nbytes, "product")
         product = whole[: request.m * row_nbytes].view(dtype).view(request.m, request.n)

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from iris_core.dispatch.products import FP8
+from iris_core.dispatch import FP8
 from iris_core.dispatch.team import Host
 from iris_core.types import DeviceType, NormRequest
 from iris_triton.collectives.packets import mailbox as boxes

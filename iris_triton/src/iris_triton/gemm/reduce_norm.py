@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from iris_core.dispatch.products import FP8, NORM
+from iris_core.dispatch import FP8, products
 from iris_core.dispatch.team import Host, Team
 from iris_core.providers.norms import norm_s
 from iris_core.types import Availability, DeviceType, NormRequest, PluginInfo
@@ -202,7 +202,7 @@ _SHARE = 1 << 12
 class ReduceNorm:
     """all_reduce_rms_norm by one of these forms; satisfies `iris_core.protocols.NormOperation`."""
 
-    op = NORM
+    op = products.NORM
     info: PluginInfo = TRITON_INFO
     deterministic = True
 

@@ -35,6 +35,7 @@ BACKEND_INFO = PluginInfo(
     devices=frozenset({DeviceType.CPU}),
     requires=frozenset({Capability.REMOTE_LOAD_STORE}),  # its atomics take a lock
     priority=_PRIORITY,
+    demos=frozenset({"ring-gemm"}),
 )
 """What the backend says about itself."""
 

@@ -20,14 +20,14 @@ from typing import Any, ClassVar
 
 import torch
 
-from iris_core.dispatch import requests
+from iris_core.dispatch import COLLECTIVES, requests
 from iris_core.dispatch.requests import ALL_HAVE_INPUT, ALL_HAVE_OUTPUT, ALL_IN_PLACE, BITWISE_OPS, REDUCING, ROOTED
 from iris_core.providers.parts import PARTED_IN, PARTED_OUT, Side, dense, part_of
 from iris_core.testing.conformance.plugin_jobs import create, installed
 from iris_core.testing.conformance.stack_jobs import Setup
 from iris_core.types import REDUCIBLE, CollectiveRequest, DeviceTarget, PluginKind, ReduceOp
 
-OPS = tuple(op for op in requests.OPS if op not in requests.POINT_TO_POINT)
+OPS = COLLECTIVES
 REPLICATED = ("all_reduce", "all_gather", "broadcast")  # every rank gets the same
 SHAPES = ((0,), (1,), (5,), (7, 33), (1003,), (40_001,))
 DTYPES = (*REDUCIBLE, "float8_e4m3fn", "complex64")
