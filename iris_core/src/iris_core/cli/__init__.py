@@ -15,7 +15,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from iris_core.cli import _arguments
 from iris_core.errors import BenchmarkError, IrisError
 from iris_core.logs import logger
 from iris_core.types import VERSION
@@ -73,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser.print_help(sys.stderr)
             return 2
         if args.command != "doctor":  # whose report has them
-            _arguments.say_unknown_variables()
+            _module("_arguments").say_unknown_variables()
         return int(_module(args.command).run(args))
     except ModuleNotFoundError as error:  # of torch or another requirement, in an environment that is not complete
         logger.debug("", exc_info=True)

@@ -46,6 +46,13 @@ def registry_as_set() -> Registry:
     return default_registry()
 
 
+def block_in_ranks() -> None:
+    """Leave in IRIS_BLOCK what is installed, now that the rest was named here: ranks say no more of it."""
+    if "IRIS_BLOCK" in os.environ:
+        blocked = (each.qualified_name for each in default_registry().records() if each.state is PluginState.BLOCKED)
+        os.environ["IRIS_BLOCK"] = ",".join(blocked)
+
+
 def check(args: argparse.Namespace, least_ranks: int = 1) -> tuple[IrisSettings, int | None]:
     """Return the settings and the number of ranks, None if nothing says it; an IrisError if an argument is wrong."""
     asked = {name: getattr(args, name, None) for name in ("device", "nodes", "allocator", "backend")}
@@ -75,7 +82,5 @@ def choose_plugins(settings: IrisSettings, device: str | None) -> Plan:
         raise ArgumentError(f"{head} {'; '.join(of_backends or reasons)}".rstrip()) from error
     for record in (plan.allocator, plan.backend):
         load_plugin_settings(record.name, registry.settings_class(record))
-    if settings.block:  # ranks say nothing of what is not installed: it was said here
-        blocked = (each.qualified_name for each in registry.records() if each.state is PluginState.BLOCKED)
-        os.environ["IRIS_BLOCK"] = ",".join(blocked)
+    block_in_ranks()
     return plan

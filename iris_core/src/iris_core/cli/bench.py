@@ -39,31 +39,8 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compare results, or model; see `iris bench compare --help` for the exit status."""
-    return _model(args) if args.action == "model" else _compare(args)
-
-
-def _model(args: argparse.Namespace) -> int:
-    """Print what the model says of 1 to 128 nodes; a `BenchmarkError` if a constant makes no sense."""
-    wrong = [name for name, value in vars(args).items() if isinstance(value, int | float) and not 0 < value < math.inf]
-    if wrong:
-        raise BenchmarkError(f"--{wrong[0].replace('_', '-')} must be a number above 0")
-    levels = Level(args.node_us / 1e6, args.node_gbs * 1e9), Level(args.rail_us / 1e6, args.rail_gbs * 1e9)
-    machines = [Machine(1 << power, args.gpus, *levels) for power in range(8)]
-    for op in OPS:
-        rows = []
-        for each in machines:
-            times = [f"{each.seconds(op, nbytes) * 1e6:,.0f}" for nbytes in SIZES]
-            rates = [f"{each.bus_bytes_per_s(op, SIZES[-1], flat=flat) / 1e9:.0f}" for flat in (False, True)]
-            rows.append([str(each.num_nodes), *times, *rates])
-        sizes = [f"{nbytes >> 20} MiB, us" for nbytes in SIZES]
-        print_table(["nodes", *sizes, "bus GB/s, by levels", "flat"], rows, title=op)
-    steps = [each.step_seconds(args.step_s, args.params, args.layers) for each in machines]
-    rows = [[str(1 << power), f"{step:.4g}", f"{args.step_s / step:.1%}"] for power, step in enumerate(steps)]
-    print_table(["nodes", "seconds", "share that computes"], rows, title="a step of FSDP2")
-    return 0
-
-
-def _compare(args: argparse.Namespace) -> int:
+    if args.action == "model":
+        return _model(args)
     from iris_core.bench import Report
     from iris_core.bench.results import REGRESSIONS, VERDICTS, compare, differences
 
@@ -85,3 +62,24 @@ def _compare(args: argparse.Namespace) -> int:
     verdicts = [each.verdict for each in changes]
     print(", ".join(f"{verdicts.count(each)} {each}" for each in VERDICTS if each in verdicts) or "nothing to compare")
     return int(any(each in REGRESSIONS for each in verdicts) or not verdicts)
+
+
+def _model(args: argparse.Namespace) -> int:
+    """Print what the model says of 1 to 128 nodes; a `BenchmarkError` if a constant makes no sense."""
+    wrong = [name for name, value in vars(args).items() if isinstance(value, int | float) and not 0 < value < math.inf]
+    if wrong:
+        raise BenchmarkError(f"--{wrong[0].replace('_', '-')} must be a number above 0")
+    levels = Level(args.node_us / 1e6, args.node_gbs * 1e9), Level(args.rail_us / 1e6, args.rail_gbs * 1e9)
+    machines = [Machine(1 << power, args.gpus, *levels) for power in range(8)]
+    for op in OPS:
+        rows = []
+        for each in machines:
+            times = [f"{each.seconds(op, nbytes) * 1e6:,.0f}" for nbytes in SIZES]
+            rates = [f"{each.bus_bytes_per_s(op, SIZES[-1], flat=flat) / 1e9:.0f}" for flat in (False, True)]
+            rows.append([str(each.num_nodes), *times, *rates])
+        sizes = [f"{nbytes >> 20} MiB, us" for nbytes in SIZES]
+        print_table(["nodes", *sizes, "bus GB/s, by levels", "flat"], rows, title=op)
+    steps = [each.step_seconds(args.step_s, args.params, args.layers) for each in machines]
+    rows = [[str(1 << power), f"{step:.4g}", f"{args.step_s / step:.1%}"] for power, step in enumerate(steps)]
+    print_table(["nodes", "seconds", "share that computes"], rows, title="a step of FSDP2")
+    return 0

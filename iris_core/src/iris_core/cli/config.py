@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -34,7 +33,12 @@ def run(args: argparse.Namespace) -> int:
     registry = registry_as_set()
     rows, problems = survey(registry)
     if args.name is not None:
-        rows = [_named(args.name, rows)]
+        known = {row.variable: row for row in rows}
+        variable = settings.PREFIX + args.name.upper().removeprefix(settings.PREFIX)
+        if variable not in known:
+            near = settings.nearest(variable, known, settings.PREFIX)
+            raise ArgumentError(f"there is no setting {args.name!r}{near}")
+        rows = [known[variable]]
     if args.json:
         unknown = settings.unknown_variables(registry.names())
         print_json({"settings": [asdict(row) for row in rows], "warnings": unknown})
@@ -48,15 +52,6 @@ def run(args: argparse.Namespace) -> int:
     for problem in problems:
         print(f"iris: {problem}", file=sys.stderr)
     return int(bool(problems))
-
-
-def _named(name: str, rows: Sequence[settings.SettingRow]) -> settings.SettingRow:
-    """Return the setting of a name, as a variable or without its prefix, in any case."""
-    known = {row.variable: row for row in rows}
-    variable = settings.PREFIX + name.upper().removeprefix(settings.PREFIX)
-    if variable not in known:
-        raise ArgumentError(f"there is no setting {name!r}" + settings.nearest(variable, known, settings.PREFIX))
-    return known[variable]
 
 
 def survey(registry: Registry) -> tuple[list[settings.SettingRow], list[str]]:

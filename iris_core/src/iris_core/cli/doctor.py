@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from iris_core.cli._arguments import registry_as_set, seconds
+from iris_core.cli._arguments import block_in_ranks, registry_as_set, seconds
 from iris_core.cli._output import counted, print_json, print_table
 from iris_core.cli.config import survey
 from iris_core.device.targets import device_targets, num_gpus
@@ -192,6 +192,7 @@ def examine_settings() -> list[Finding]:
     """Say which settings are wrong or misspelt, and block plugins as they say."""
     with contextlib.suppress(IrisError):  # it is among the problems
         registry_as_set()
+        block_in_ranks()
     findings = [Finding("settings", Verdict.BROKEN, text) for text in survey(default_registry())[1]]
     findings += [Finding("settings", Verdict.NOTE, text) for text in unknown_variables(default_registry().names())]
     return findings or [Finding("settings", Verdict.OK, "all valid; `iris config` lists them")]

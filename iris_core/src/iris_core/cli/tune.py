@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     given = (_layers if args.ops else _sizes)(args)
     ops, dtypes = (PRODUCTS, FUSED_DTYPES) if args.ops else (COLLECTIVES, DTYPES)
     given |= {"ops": check_names("--op", args.op or ops, ops)}
-    given |= {"dtypes": check_names("--dtype", args.dtype or dtypes[:1], dtypes)}
+    given |= {"dtypes": check_names("--dtype", args.dtype or ["bfloat16"], dtypes)}
     folder = Path(args.out).parent if args.out else Path(settings.cache_dir) / ("ops" if args.ops else "ccl")
     try:
         folder.mkdir(parents=True, exist_ok=True)
