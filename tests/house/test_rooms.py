@@ -99,7 +99,7 @@ FEATURES = {
         ),
     ),
     "checker": (
-        4491,
+        4489,
         ("iris_triton.checker", "iris_triton.testing.checked", "iris_core.cli.check", "iris_core.cli.all_orders"),
     ),
 }  # fmt: skip
