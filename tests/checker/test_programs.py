@@ -61,7 +61,7 @@ def test_wrong_options_are_refused(check, monkeypatch, tmp_path):
     with pytest.raises(SettingsError):
         Iris("1MiB", device="cpu", check="race")
     for options, said in {
-        f"--timeline {tmp_path}": "is a folder", f"--timeline {tmp_path}/no/where.json": "its folder is not there",
+        f"--timeline {tmp_path}": "a folder, where", f"--timeline {tmp_path}/no/where.json": "no/where.json",
         "--only ,": "at least one of", "--only bounds --all-orders 2": "needs races", "--all-orders 0": "positive",
         "--seeds 0": "positive", "--seeds 2 --replay 1": "not allowed with", "--replay foo": "not 'foo'",
         "--replay -3": "--replay needs a seed, such as 7, or an order",

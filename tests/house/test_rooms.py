@@ -39,12 +39,12 @@ FLOORS = (
 
 # Lines of a room, at most: as many as there are.  They only become fewer, but for a feature's own.
 BUDGETS = {
-    "iris_core/*.py": 2619,
+    "iris_core/*.py": 2620,
     "iris_core/bench": 1200,
     "iris_core/ccl": 368,
-    "iris_core/cli": 1615,
+    "iris_core/cli": 1611,
     "iris_core/device": 1560,
-    "iris_core/dispatch": 3187,
+    "iris_core/dispatch": 3186,
     "iris_core/heap": 2666,
     "iris_core/nn": 848,
     "iris_core/ops": 1310,
@@ -53,7 +53,7 @@ BUDGETS = {
     "iris_core/testing": 1941,
     "iris_core/torch_backend": 2344,
     "iris_core/tracing": 476,
-    "iris_core/tuning": 421,
+    "iris_core/tuning": 410,
     "iris_core/world": 2172,
     "iris_allocators/*.py": 499,
     "iris_allocators/driver": 436,
@@ -103,7 +103,7 @@ FEATURES = {
         ("iris_triton.checker", "iris_triton.testing.checked", "iris_core.cli.check", "iris_core.cli.all_orders"),
     ),
 }  # fmt: skip
-REST = 37_937
+REST = 37_924
 """Lines of all else, at most; 38,000 were planned."""
 
 ENGINE = 4000
