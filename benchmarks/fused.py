@@ -8,8 +8,8 @@ multiplies (M / W, K) with (K, N); the others multiply (M, N / W) with (N / W, K
 
 "gemm" is torch.matmul alone, "cublas+nccl" it and NCCL one after the other, "cublas+iris" it and our collective,
 "async-tp" torch's operator; "iris" what ctx.ops chooses, "iris <algorithm>" one that was named.  Each is measured in
-CUDA graphs and, "eager", with the launches by the host.  Data is that of `iris tune --ops`, whose sums are
-exact in bf16, and every element of the output is compared in the timed configuration.
+CUDA graphs and, but for those named, "eager", with the launches by the host.  Data is that of `iris tune --ops`, whose
+sums are exact in bf16, and every element of the output is compared in the timed configuration.
 
 Targets: in a graph, so many times as fast as "cublas+nccl" (`TARGETS`), and never slower than "cublas+iris", which is
 the "ratio" of "iris"; of "iris eager" the ratio is that to "cublas+nccl eager".
@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 from ccl import HEAP, ORDINARY
-from ccl_groups import HALF, groups, part_of
+from ccl_groups import HALF, WORLD, groups, part_of
 from ccl_peers import OFF
 
 from iris_core import bench
@@ -55,6 +55,7 @@ NONE, ROWS, BLOCKS = "none", "rows", "blocks"
 BLOCK = 128
 WEIGHTS = ("14336x4096", "28672x8192")
 ROWS_OF_SCALED = (512, 2048, 8192)  # on GPUs, of products with scales
+ROWS_ELSEWHERE = (16, 512, 8192)  # likewise, of tensors on the heap and of halves of the ranks
 
 # How much faster than cuBLAS + NCCL the choice should be in a graph, on 8 x H200; elsewhere, never slower.
 # With launches by the host, at M = 8192, nine tenths of that; and never slower than cuBLAS and our own collective.
@@ -261,6 +262,9 @@ def declare(state: State, ctx: Iris, op: str) -> None:
     kind = state["scales"]
     if kind != NONE and state.on_gpu and state["m"] not in ROWS_OF_SCALED:
         state.skip(f"products with scales are measured with {ROWS_OF_SCALED} rows")
+    is_first = (state["place"], state["group"]) == (ORDINARY, WORLD)
+    if state.on_gpu and not is_first and (kind != NONE or state["m"] not in ROWS_ELSEWHERE):
+        state.skip(f"tensors on the heap, and halves of the ranks, have {ROWS_ELSEWHERE} rows, and no scales")
     problem = Problem(ctx, op, part, state["m"], n, k, kind)
     if state["place"] == ORDINARY:
         problem.leave_heap()
@@ -286,6 +290,8 @@ def declare(state: State, ctx: Iris, op: str) -> None:
         for name in names:
             config = FusedConfig(algorithm=name)
             label = "cublas+iris" if name == "unfused" else f"iris {name}"
+            if suffix and name != "unfused":
+                continue
             state.provider(
                 f"{label}{suffix}",
                 lambda config=config: run(*tensors, config=config, **options),
