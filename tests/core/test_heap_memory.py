@@ -169,18 +169,18 @@ def test_a_tensor_that_cannot_be_had_on_one_rank_is_the_same_error_everywhere(pr
 
 
 @table("provides", [COPIES, IMPORTS])
-@table(("other", "told"), [
+@table(("other", "stated"), [
     (lambda heap: torch.ones(9), r"float32 of shape \(9,\)"),
     (lambda heap: torch.ones(0, 8), r"float32 of shape \(0, 8\)"),
     (lambda heap: torch.ones(8, 1).t(), r"float32 of shape \(1, 8\)"),
     (lambda heap: torch.ones(8, dtype=torch.int32), r"int32 of shape \(8,\)"),
     (lambda heap: heap.allocate(8, F32), says("heap.at", tensor="float32 of shape (8,)", offset=0)),
 ])  # fmt: skip
-def test_tensors_that_differ_between_the_ranks_do_not_become_symmetric(provides, other, told):
+def test_tensors_that_differ_between_the_ranks_do_not_become_symmetric(provides, other, stated):
     with Cluster(3, 1 << 16, *provides) as c:
         tensors = [torch.ones(8), torch.ones(8), c.each(other)[2]]
         text = c.refused(errors.SymmetryError, "any", lambda heap: heap.as_symmetric(tensors[heap.rank]))
-        assert re.search(rf"\n  ranks 0, 1: float32 of shape \(8,\), .*\n  rank 2: {told}", text)
+        assert re.search(rf"\n  ranks 0, 1: float32 of shape \(8,\), .*\n  rank 2: {stated}", text)
         c.barrier()
 
 

@@ -43,11 +43,11 @@ BUDGETS = {
     "iris_core/bench": 1200,
     "iris_core/ccl": 368,
     "iris_core/cli": 1611,
-    "iris_core/device": 1560,
-    "iris_core/dispatch": 3186,
+    "iris_core/device": 1566,
+    "iris_core/dispatch": 3187,
     "iris_core/heap": 2666,
     "iris_core/nn": 848,
-    "iris_core/ops": 1310,
+    "iris_core/ops": 1315,
     "iris_core/providers": 1967,
     "iris_core/registry": 872,
     "iris_core/testing": 1941,
@@ -59,7 +59,7 @@ BUDGETS = {
     "iris_allocators/driver": 436,
     "iris_allocators/nccl": 225,
     "iris_allocators/vmem": 653,
-    "iris_triton/*.py": 1485,
+    "iris_triton/*.py": 1484,
     "iris_triton/collectives": 4220,
     "iris_triton/checker": 4071,
     "iris_triton/demos": 145,
@@ -88,7 +88,7 @@ FEATURES = {
         ),
     ),
     "experts, attention, norms, products of few rows, multicast, launches from C": (
-        3692,
+        3697,
         (
             "iris_core.ops.experts", "iris_core.ops.attention", "iris_core.ops.made", "iris_core.nn.expert_parallel",
             "iris_core.ops.unfused_attention",
@@ -103,7 +103,7 @@ FEATURES = {
         ("iris_triton.checker", "iris_triton.testing.checked", "iris_core.cli.check", "iris_core.cli.all_orders"),
     ),
 }  # fmt: skip
-REST = 37_924
+REST = 37_930
 """Lines of all else, at most; 38,000 were planned."""
 
 ENGINE = 4000

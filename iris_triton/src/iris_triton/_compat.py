@@ -18,9 +18,8 @@ import functools
 import hashlib
 import inspect
 import sys
-import types
 from collections.abc import Callable, Iterator
-from types import FunctionType, SimpleNamespace
+from types import FunctionType, MappingProxyType, SimpleNamespace
 from typing import Any, dataclass_transform
 
 import triton
@@ -192,7 +191,7 @@ def is_builtin(function: Any) -> bool:
 class _Source(JITCallable):  # type: ignore[misc]
     """The source of a module, for the keys of Triton's cache."""
 
-    cache_key, used_global_vals = "", types.MappingProxyType[Any, Any]({})
+    cache_key, used_global_vals = "", MappingProxyType[Any, Any]({})
 
     def __init__(self, module: str) -> None:
         self.cache_key = hashlib.sha256(inspect.getsource(sys.modules[module]).encode()).hexdigest()

@@ -48,10 +48,9 @@ def measure(
             break
         calls = [1 if number == 0 else _calls(best[place], host[place]) for place in again]
         if captures is not None and number == _DROPPED_AFTER:
-            graphs = [_captured(captures[place], count) for place, count in zip(again, calls, strict=True)]
-            everyone = zip(*world.all_gather_ints([int(graph is not None) for graph in graphs]), strict=True)
-            for place, graph, count, ok in zip(again, graphs, calls, map(all, everyone), strict=True):
-                if ok and graph is not None:
+            graphs = _captured_by_all([captures[place] for place in again], calls, world)
+            for place, count, graph in zip(again, calls, graphs, strict=True):
+                if graph is not None:
                     takes[place] = partial(_graph_seconds, graph, count, best[place], host[place])
                     best[place] = math.inf
         own = [int(seconds * 1e9) for place, count in zip(again, calls, strict=True) for seconds in takes[place](count)]
@@ -88,6 +87,13 @@ def _gpu_seconds(launch: Callable[[], object], calls: int) -> tuple[float, float
     launch()
     seconds = seconds_by_events(lambda: launched.append(seconds_by_clock(launch, calls)), 1) / calls
     return seconds, min(first_s, *launched)
+
+
+def _captured_by_all(launches: Sequence[Callable[[], object]], calls: Sequence[int], world: World) -> list[Any]:
+    """Return a graph of each launch's calls, None for those that a member cannot capture.  Collective."""
+    graphs = [_captured(launch, count) for launch, count in zip(launches, calls, strict=True)]
+    everyone = zip(*world.all_gather_ints([int(graph is not None) for graph in graphs]), strict=True)
+    return [graph if all(ok) else None for graph, ok in zip(graphs, everyone, strict=True)]
 
 
 def _captured(launch: Callable[[], object], calls: int) -> Any:

@@ -154,9 +154,10 @@ class FirstCalls:
                 found.append((launch, bound))
             elif states != {_REFUSED}:  # members wait in a kernel, or have given up to wait, for those that refused
                 raise failure or DeviceError(f"{call.op}: {launch[0]!r} could not be launched on all members")
-        runs, captures = ([partial(run, *call.tensors) for run in each] for each in (
-            [bound.try_run for _, bound in found], [bound.sample for _, bound in found]))  # fmt: skip
-        seconds = measure(runs, world, captures=captures if request.target.type is not DeviceType.CPU else None)
+        runs, captures = [partial(bound.try_run, *call.tensors) for _, bound in found], None
+        if request.target.type is not DeviceType.CPU:
+            captures = [partial(bound.sample, *call.tensors) for _, bound in found]
+        seconds = measure(runs, world, captures=captures)
         times = ((each, *bound) for each, bound in zip(seconds, found, strict=True))
         return sorted(times, key=itemgetter(0))
 

@@ -15,10 +15,15 @@ _ROWS = 256
 """Queries whose scores are in memory at a time."""
 
 
+def _weights(scores: Tensor, lse: Tensor) -> Tensor:
+    """Return exp(scores - lse), zeros where both are -inf."""
+    return (scores - lse).exp().nan_to_num(0.0)
+
+
 def _attend(scores: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     """Return softmax(scores) values, zeros where all scores are -inf, and the logarithms of the sums of exponents."""
     lse = scores.logsumexp(-1)
-    return (scores - lse[..., None]).exp().nan_to_num(0.0) @ values, lse
+    return _weights(scores, lse[..., None]) @ values, lse
 
 
 class Decode:
@@ -37,8 +42,8 @@ class Decode:
             raise ArgumentError(f"flash_decode: lengths {lengths.tolist()} are not from 0 to {room}")
         scores = (q.float() * scale).view(batch, kv_heads, heads // kv_heads, dim) @ k.float().mT
         is_there = torch.arange(room, device=q.device) < lengths[:, None]
-        own = torch.cat([x.view(batch, heads, -1) for x in _attend(
-            scores.masked_fill(~is_there[:, None, None], -math.inf), v.float())], -1)  # fmt: skip
+        part, lse = _attend(scores.masked_fill(~is_there[:, None, None], -math.inf), v.float())
+        own = torch.cat([part, lse[..., None]], -1).view(batch, heads, dim + 1)
         everyone = own.new_empty(len(self._members), *own.shape)
         self._ccl.all_gather(everyone, own, self._members)
         weights = everyone[..., dim:].softmax(0).nan_to_num(0.0)
@@ -58,10 +63,10 @@ class Ring:
 
     def _begin(self, given: Tensor) -> tuple[Any, Tensor]:
         """Begin to send a tensor to the next member; return the handle, and what comes from the one before."""
-        sizes, came = [0] * (2 * self._size), torch.empty_like(given)
-        sizes[(self._me + 1) % self._size] = sizes[self._size + (self._me - 1) % self._size] = given.numel()
-        into = {"input_split_sizes": sizes[: self._size], "output_split_sizes": sizes[self._size :]}
-        return self._ccl.all_to_all(came.view(-1), given.view(-1), self._members, True, **into), came
+        to, of, came = [0] * self._size, [0] * self._size, torch.empty_like(given)
+        to[(self._me + 1) % self._size] = of[(self._me - 1) % self._size] = given.numel()
+        splits = {"input_split_sizes": to, "output_split_sizes": of}
+        return self._ccl.all_to_all(came.view(-1), given.view(-1), self._members, async_op=True, **splits), came
 
     def _blocks(self, k: Tensor, v: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Yield keys and values of all members, (key heads, 1, rows, head_dim) in float32, and whose they are."""
@@ -99,7 +104,7 @@ class Ring:
                 part, of_part = _attend(scores, values)
                 both = torch.logaddexp(sums[:, :, rows], of_part)
                 for each, of_each in ((total[:, :, rows], sums[:, :, rows]), (part, of_part)):
-                    each *= (of_each - both).exp().nan_to_num(0.0)[..., None]
+                    each *= _weights(of_each, both)[..., None]
                 total[:, :, rows] += part
                 sums[:, :, rows] = both
         out.copy_(total.view(q.shape))
@@ -117,7 +122,7 @@ class Ring:
         for owner, keys, values in self._blocks(k, v):
             of_k, of_v = own = keys.new_zeros(2, *k.shape)
             for rows, scores in self._scores(queries * scale, keys, owner):
-                weights = (scores - sums[:, :, rows]).exp().nan_to_num(0.0)
+                weights = _weights(scores, sums[:, :, rows])
                 changes = weights * (grads[:, :, rows] @ values.mT - deltas[:, :, rows]) * scale
                 of_q[:, :, rows] += changes @ keys
                 of_k += (changes.mT @ queries[:, :, rows]).sum(1)

@@ -34,7 +34,7 @@ def gemm_all_scatter(
     program = tl.program_id(0)
     rows = (program // (N // TILE_N) * TILE_M + axis_for((TILE_M, TILE_N), 0, layout))[:, None]
     columns = (program % (N // TILE_N) * TILE_N + axis_for((TILE_M, TILE_N), 1, layout))[None, :]
-    acc = (rows + columns) * 0.0
+    acc = (rows + columns) * 0.0  # zeros, in the layout that the language gives the tile
     for k in range(0, K, TILE_K):
         a_tile = tl.load(a + rows * K + (k + axis_for((TILE_M, TILE_K), 1, layout))[None, :])
         b_tile = tl.load(b + (k + axis_for((TILE_K, TILE_N), 0, layout))[:, None] * N + columns)

@@ -41,7 +41,7 @@ def pass_messages(
     else:
         slot = program - num_blocks
         block = slot * BLOCK + lanes
-        total = lanes * 0.0
+        total = lanes * 0.0  # zeros, in the layout that the language gives the lanes
         for r in range(rounds):
             ctx.wait(flags + slot, r + 1, cmp="ge")
             total += tl.load(slots + block)
