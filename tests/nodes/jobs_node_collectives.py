@@ -250,7 +250,7 @@ def too_long():
 
 
 def barriers(members, device="cpu", turns=6):
-    """Whether no rank has left a barrier before all have come, with and without a handle."""
+    """Return when this rank came to each barrier and when it was past it, with and without a handle."""
     spans = []
     with Iris("4MiB", device=device) as ctx:
         chance = random.Random(ctx.cur_rank)
@@ -258,6 +258,8 @@ def barriers(members, device="cpu", turns=6):
             time.sleep(1.3 if turn == 1 and ctx.cur_rank == 3 else chance.random() * 0.1)
             begin = time.monotonic()
             finish(ctx.ccl.barrier(members, async_op=turn % 2 == 1))
+            if device == "cuda":  # there the stream has waited, not this thread
+                torch.cuda.synchronize()
             spans.append((begin, time.monotonic()))
         ctx.barrier()
     return spans
