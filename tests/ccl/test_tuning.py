@@ -283,6 +283,20 @@ def newer_than_the_table(cache):
     assert found == [(True, False), (False, False), (True, True), (False, True)]
 
 
+def nearly_as_fast(cache):
+    """Those that took nearly as long at a near point are measured at another size, once; at the point's own none is."""
+    times = {"one_shot": 1e-6, "two_shot": 1.04e-6, "third": 1.06e-6}
+    entries = [Entry("all_reduce", "float32", (4096,), *each, "ordinary") for each in times.items()]
+    write_table(pathlib.Path(cache) / "ccl" / "mine.json", "cpu", 2, [], entries)
+    with measuring(cache) as (ctx, launched):
+        for count, expected in ((1024, {"one_shot"}), (1100, {"one_shot"}), (1200, {"one_shot", "two_shot"})):
+            assert total(ctx, count) == [3.0]
+            assert set(launched) == expected
+            launched.clear()
+        assert total(ctx, 1210) == total(ctx, 1201) == [3.0]
+        assert set(launched) == {"two_shot"}
+
+
 def caches_that_differ(folder, names, group, chosen):
     """Each rank has a cache of its own, with a near point of an algorithm, or without."""
     rank, folder = int(os.environ["RANK"]), pathlib.Path(folder)
@@ -458,7 +472,7 @@ def test_the_device_sleeps_while_the_host_launches(monkeypatch, device_s, host_s
     *((caches_that_differ, each) for each in (
         (("one_shot", ""), None, "one_shot"), (("one_shot", "third"), None, "one_shot"),
         (("one_shot", "third"), (1, 0), "third"), (("", "third"), None, ""))),
-    (offered_by_some, ()), (newer_than_the_table, ()), (with_a_config, ()),
+    (offered_by_some, ()), (newer_than_the_table, ()), (with_a_config, ()), (nearly_as_fast, ()),
     (little_room, (7 << 20, WATCHED)), (little_room, (13 << 20, WATCHED - {"two_shot"})),
     *((odd_one, each) for each in (
         ("launch", "all"), ("prepare", 1), ("no room", "all"), ("no room", 1), ("launch", 0))),

@@ -82,6 +82,8 @@ _NEAR, _CLOSE, _FAR = 0.5, 1.0, 3.0
 """Powers of two by which each size of a measured point may differ from a request's: up to the first it says what is the
 fastest, up to the second its configs serve, wherever tensors lie, and up to the third it is better than an estimate.
 Of products with scales only M may: which N and K torch multiplies is a matter of remainders."""
+_SAME, _TIED = 0.125, 0.95
+"""A point that is farther than so many powers of two does not say which of two is faster, if they differ less."""
 
 _LEAST_NBYTES = 1 << 10  # smaller collectives take as long as one of this size
 _SAME_SPEED = {"float16": "bfloat16", "bfloat16": "float16"}
@@ -300,11 +302,19 @@ def with_config(request: Any, fields: Mapping[str, Any]) -> Any:
 class Found(NamedTuple):
     """The measured point that is the nearest to a request: its entries, the fastest first; none if all are far.
 
-    It `is_near` if sizes, place and number of ranks are those of the request, or nearly so.
+    It `is_near` if sizes, place and number of ranks are those of the request, or nearly so; `apart` says how nearly, in
+    powers of two.
     """
 
     entries: tuple[Entry, ...] = ()
     is_near: bool = False
+    apart: float = 0.0
+
+    @property
+    def tied(self) -> set[str]:
+        """Algorithms of which any may be the fastest at the request's own size."""
+        best = self.entries[:1] if self.apart <= _SAME else self.entries
+        return {each.algorithm for each in best if _TIED * each.seconds <= best[0].seconds}
 
     @property
     def reason(self) -> str:
@@ -436,6 +446,6 @@ class Tables:
                 near.append((key, octaves == 0 and max(apart) <= _CLOSE, entries))
         if not near:
             return Found()
-        (*apart_from, _, _), keeps_configs, entries = min(near, key=itemgetter(0))
+        (*apart_from, _, distance), keeps_configs, entries = min(near, key=itemgetter(0))
         rows = entries if keeps_configs else [replace(each, config={}) for each in entries]
-        return Found(tuple(sorted(rows, key=lambda entry: entry.seconds)), not any(apart_from))
+        return Found(tuple(sorted(rows, key=lambda entry: entry.seconds)), not any(apart_from), distance)

@@ -50,6 +50,7 @@ class FirstCalls:
 
         Nothing is measured if a measured point is near for the group's first member, whose choice then counts for all:
         members may have read their tables at different times.  A point that lacks a plugin's algorithm is not near.
+        Where it is of another size, and algorithms took nearly as long as each other there, only these are measured.
 
         Collective: every member calls it with its first call of a kind.  The output's values are lost.
         """
@@ -70,6 +71,8 @@ class FirstCalls:
         listed = {each.algorithm for each in found.entries}
         is_compared = all(name in listed or chooser.is_ours(request, name) for name, _ in launches)
         is_near = few and is_free and found.is_near and found.entries[0].measured and is_compared
+        if is_near and len(tied := found.tied) > 1:
+            is_near, launches = False, [launch for launch in launches if launch[0] in tied]
         rows = self.members.gather(ranks, shared, {"near": is_near, "chosen": chosen, "launches": launches})
         common = _common([row["launches"] for row in rows])
         if not rows[0]["near"] and len(common) > 1 and (best := self._measure(request, call, shared, common, scratch)):
