@@ -343,7 +343,7 @@ class Binder:
         if not is_named:
             agreed.remember(request, shared, config, chosen)
         bound = Bound(algorithm, plan, self.order(members), team, self.context, wish)
-        if chosen.in_graphs is not None and within is None and self.gpu is not None:
+        if chosen.in_graphs is not None and whole is None and self.gpu is not None:
             with contextlib.suppress(UnsupportedError):  # on all members: memory is exhausted
                 bound.let_capture(self._serve_by(chosen.in_graphs, request, config, scratch))
         return bound
