@@ -284,17 +284,26 @@ def newer_than_the_table(cache):
 
 
 def nearly_as_fast(cache):
-    """Those that took nearly as long at a near point are measured at another size, once; at the point's own none is."""
-    times = {"one_shot": 1e-6, "two_shot": 1.04e-6, "third": 1.06e-6}
+    """Where the two fastest took nearly as long at a near point, all are measured at another size, once."""
+    times = {"one_shot": 1e-6, "third": 1.04e-6, "two_shot": 1.06e-6}
     entries = [Entry("all_reduce", "float32", (4096,), *each, "ordinary") for each in times.items()]
     write_table(pathlib.Path(cache) / "ccl" / "mine.json", "cpu", 2, [], entries)
     with measuring(cache) as (ctx, launched):
-        for count, expected in ((1024, {"one_shot"}), (1100, {"one_shot"}), (1200, {"one_shot", "two_shot"})):
-            assert total(ctx, count) == [3.0]
+        for count, expected in ((1100, {"one_shot"}), (1200, WATCHED), (1210, {"two_shot"}), (4000, WATCHED)):
+            assert total(ctx, count) == total(ctx, count) == [3.0]
             assert set(launched) == expected
             launched.clear()
-        assert total(ctx, 1210) == total(ctx, 1201) == [3.0]
-        assert set(launched) == {"two_shot"}
+
+
+def fewer_can_serve(cache):
+    """Calls that not every algorithm takes are measured, and leave no point for those that others could serve."""
+    gaps, odd = torch.ones(2000)[::2], torch.ones(1201)[1:]
+    with measuring(cache) as (ctx, launched):
+        for x, op in ((gaps, "sum"), (odd, "sum"), (torch.ones(4000), "max")):
+            ctx.ccl.all_reduce(torch.empty_strided(x.shape, x.stride()), x, op)
+            assert len(set(launched)) > 1
+            launched.clear()
+    assert not (pathlib.Path(cache) / "ccl").exists()
 
 
 def caches_that_differ(folder, names, group, chosen):
@@ -473,6 +482,7 @@ def test_the_device_sleeps_while_the_host_launches(monkeypatch, device_s, host_s
         (("one_shot", ""), None, "one_shot"), (("one_shot", "third"), None, "one_shot"),
         (("one_shot", "third"), (1, 0), "third"), (("", "third"), None, ""))),
     (offered_by_some, ()), (newer_than_the_table, ()), (with_a_config, ()), (nearly_as_fast, ()),
+    (fewer_can_serve, ()),
     (little_room, (7 << 20, WATCHED)), (little_room, (13 << 20, WATCHED - {"two_shot"})),
     *((odd_one, each) for each in (
         ("launch", "all"), ("prepare", 1), ("no room", "all"), ("no room", 1), ("launch", 0))),

@@ -44,7 +44,7 @@ BUDGETS = {
     "iris_core/ccl": 368,
     "iris_core/cli": 1611,
     "iris_core/device": 1566,
-    "iris_core/dispatch": 3200,
+    "iris_core/dispatch": 3229,
     "iris_core/heap": 2666,
     "iris_core/nn": 848,
     "iris_core/ops": 1315,
@@ -103,7 +103,7 @@ FEATURES = {
         ("iris_triton.checker", "iris_triton.testing.checked", "iris_core.cli.check", "iris_core.cli.all_orders"),
     ),
 }  # fmt: skip
-REST = 37_943
+REST = 37_972
 """Lines of all else, at most; 38,000 were planned."""
 
 ENGINE = 4000

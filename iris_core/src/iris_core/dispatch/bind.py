@@ -340,12 +340,15 @@ class Binder:
         if is_new:
             agreed.add(members, facts, number, shared, {"operation": op})
             agreed.served_by[kind] = f"{algorithm.name!r} with {layout}"
-        if not is_named:
-            agreed.remember(request, shared, config, chosen)
         bound = Bound(algorithm, plan, self.order(members), team, self.context, wish)
         if chosen.in_graphs is not None and whole is None and self.gpu is not None:
-            with contextlib.suppress(UnsupportedError):  # on all members: memory is exhausted
+            try:
                 bound.let_capture(self._serve_by(chosen.in_graphs, request, config, scratch))
+            except UnsupportedError:  # on all members, of which one may bind such a call again: memory is exhausted
+                chosen = chosen._replace(in_graphs=None)
+                agreed.forget(request, shared, config)
+        if not is_named:
+            agreed.remember(request, shared, config, chosen)
         return bound
 
     def _prepare(

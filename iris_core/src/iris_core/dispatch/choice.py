@@ -83,7 +83,7 @@ _NEAR, _CLOSE, _FAR = 0.5, 1.0, 3.0
 fastest, up to the second its configs serve, wherever tensors lie, and up to the third it is better than an estimate.
 Of products with scales only M may: which N and K torch multiplies is a matter of remainders."""
 _SAME, _TIED = 0.125, 0.95
-"""A point that is farther than so many powers of two does not say which of two is faster, if they differ less."""
+"""Up to so many powers of two away a point says what is the fastest; farther, if the others take longer than this."""
 
 _LEAST_NBYTES = 1 << 10  # smaller collectives take as long as one of this size
 _SAME_SPEED = {"float16": "bfloat16", "bfloat16": "float16"}
@@ -229,9 +229,9 @@ class Chooser:
 
     def is_fixed(self, request: Request) -> bool:
         """Whether neither times nor memory may decide on the algorithm: two that promise bits would differ in them."""
-        return isinstance(request, OperationRequest) and self._promises(request)
+        return isinstance(request, OperationRequest) and self.promises(request)
 
-    def _promises(self, request: Request) -> bool:
+    def promises(self, request: Request) -> bool:
         """Whether a request reduces over members, in a context that promises its bits."""
         return self._deterministic and "reduce" in request.op and request.group_size > 1
 
@@ -249,7 +249,7 @@ class Chooser:
         if len(nodes := nodes_of(request)) > 1 and getattr(algorithm, "spans_nodes", False) is not True:
             where = " and ".join([", ".join(map(str, nodes[:-1])), str(nodes[-1])])
             return Availability.no(f"its kernels reach ranks of one node only, and this group is on nodes {where}")
-        if self._promises(request) and getattr(algorithm, "deterministic", False) is not True:
+        if self.promises(request) and getattr(algorithm, "deterministic", False) is not True:
             return Availability.no(
                 "it does not promise its bits, and this context wants that of reductions (deterministic=True, "
                 "IRIS_DETERMINISTIC or torch.use_deterministic_algorithms)"
@@ -310,11 +310,11 @@ class Found(NamedTuple):
     is_near: bool = False
     apart: float = 0.0
 
-    @property
-    def tied(self) -> set[str]:
-        """Algorithms of which any may be the fastest at the request's own size."""
-        best = self.entries[:1] if self.apart <= _SAME else self.entries
-        return {each.algorithm for each in best if _TIED * each.seconds <= best[0].seconds}
+    def decides(self, names: Iterable[str]) -> bool:
+        """Whether the fastest of some algorithms here is sure to be nearly the fastest at the request's size."""
+        times = sorted(each.seconds for each in self.entries if each.algorithm in names)
+        is_sure = self.apart <= _SAME or len(times) < 2 or times[0] < _TIED * times[1]
+        return self.is_near and is_sure and self.entries[0].measured
 
     @property
     def reason(self) -> str:
@@ -407,15 +407,19 @@ class Tables:
                 except SettingsError as error:  # measurements are advice: without them the model decides
                     logger.warning("a table is left out: %s", error)
 
-    def _add(self, entries: Iterable[Entry]) -> None:
+    def _add(self, entries: Iterable[Entry], *, first: bool = False) -> None:
+        points: dict[tuple[Any, ...], list[Entry]] = {}
         for entry in entries:
-            self._points.setdefault((entry.group_size, entry.source, *entry.point), []).append(entry)
+            points.setdefault((entry.group_size, entry.source, *entry.point), []).append(entry)
+        if first:
+            points |= {key: each for key, each in self._points.items() if key not in points}
+        else:
+            points = self._points | points
+        self._points = points  # at once: another thread may look
 
     def add(self, entries: Sequence[Entry], *, write: bool) -> None:
         """Add what this process has measured at a point, before all files; `write` also keeps it in the cache."""
-        known, self._points = self._points, {}
-        self._add(entries)
-        self._points = {**self._points, **{key: each for key, each in known.items() if key not in self._points}}
+        self._add(entries, first=True)
         if not write:
             return
         size = entries[0].group_size

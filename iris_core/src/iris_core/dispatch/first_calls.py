@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +15,7 @@ import torch
 from iris_core.device.timers import NEAR, measure
 from iris_core.dispatch.choice import CLEARLY, Choice, Chooser, Launch, entry_for, size_of
 from iris_core.dispatch.members import Members
-from iris_core.dispatch.requests import POINT_TO_POINT, TORCH
+from iris_core.dispatch.requests import ALIGNMENT_NBYTES, POINT_TO_POINT, TORCH
 from iris_core.errors import (
     CollectiveTimeoutError,
     DeviceError,
@@ -25,7 +26,7 @@ from iris_core.errors import (
 )
 from iris_core.heap.heap import SymmetricHeap
 from iris_core.logs import logger
-from iris_core.types import DeviceType
+from iris_core.types import DeviceType, FusedRequest
 from iris_core.world import World
 
 _LAUNCHED, _REFUSED, _BROKEN = range(3)
@@ -44,13 +45,14 @@ class FirstCalls:
     bind: Callable[..., Any]
     chooser: Callable[[Any], Chooser]
     heap: SymmetricHeap
+    seconds: float = 0.0  # that the last kind was measured for, beside compiling and binding
 
     def serve(self, request: Any, call: Any, shared: dict[str, str], scratch: Any) -> Any:
         """Return the fastest launch for a call, measured on its tensors; None if nothing is measured for it.
 
         Nothing is measured if a measured point is near for the group's first member, whose choice then counts for all:
         members may have read their tables at different times.  A point that lacks a plugin's algorithm is not near.
-        Where it is of another size, and algorithms took nearly as long as each other there, only these are measured.
+        Nor is one of another size, where the two fastest took nearly as long.
 
         Collective: every member calls it with its first call of a kind.  The output's values are lost.
         """
@@ -70,9 +72,7 @@ class FirstCalls:
         is_free = not request.options["config"]  # tables have what algorithms took by themselves
         listed = {each.algorithm for each in found.entries}
         is_compared = all(name in listed or chooser.is_ours(request, name) for name, _ in launches)
-        is_near = few and is_free and found.is_near and found.entries[0].measured and is_compared
-        if is_near and len(tied := found.tied) > 1:
-            is_near, launches = False, [launch for launch in launches if launch[0] in tied]
+        is_near = few and is_free and is_compared and found.decides({name for name, _ in launches})
         rows = self.members.gather(ranks, shared, {"near": is_near, "chosen": chosen, "launches": launches})
         common = _common([row["launches"] for row in rows])
         if not rows[0]["near"] and len(common) > 1 and (best := self._measure(request, call, shared, common, scratch)):
@@ -93,7 +93,7 @@ class FirstCalls:
             return None
         if self.mode == "first":
             self.heap.spare_nbytes = self.heap.stats().largest_free // 2
-        chooser = self.chooser(request)
+        chooser, self.seconds = self.chooser(request), 0.0
         try:
             times = self._times(request, call, launches, scratch, world)
             if times and self.mode == "exhaustive":  # the launches that the best offer, too
@@ -115,7 +115,7 @@ class FirstCalls:
             best.let_capture(first[2])
         chosen = Choice(name, given, "measured here as the fastest", in_graphs)
         self.members.remember(request, shared, call.config, chosen)
-        if request.options["layout"] == TORCH and not request.options["config"]:  # tables say nothing of others
+        if _is_usual(request, call) and not chooser.promises(request):  # else fewer can serve it than others
             entries = [
                 entry_for(request, name, seconds, config=given, host_seconds=host_s)
                 for (seconds, host_s), (name, given), _ in times
@@ -123,7 +123,7 @@ class FirstCalls:
             chooser.tables.add(entries, write=request.rank == 0)
         if request.rank == 0:
             listed = ", ".join(f"{label(*launch)} {seconds * 1e6:.1f} us" for (seconds, _), launch, _ in times)
-            logger.info("%s: measured: %s", best.description, listed)
+            logger.info("%s: measured in %.0f ms: %s", best.description, self.seconds * 1e3, listed)
         return best
 
     def _times(
@@ -160,9 +160,27 @@ class FirstCalls:
         runs, captures = [partial(bound.try_run, *call.tensors) for _, bound in found], None
         if request.target.type is not DeviceType.CPU:
             captures = [partial(bound.sample, *call.tensors) for _, bound in found]
+        begin = time.perf_counter()
         seconds = measure(runs, world, captures=captures)
+        self.seconds += time.perf_counter() - begin
         times = ((each, *bound) for each, bound in zip(seconds, found, strict=True))
         return sorted(times, key=itemgetter(0))
+
+
+def _is_usual(request: Any, call: Any) -> bool:
+    """Whether tables may speak of a call: of dense, aligned tensors that are added up, if at all, without a config."""
+    options, config = request.options, call.config
+    if options["layout"] != TORCH or options.get("reduction", "sum") != "sum":
+        return False
+    if options["config"] or (config is not None and config.use_gluon):
+        return False
+    tensors = [each for each in call.tensors if isinstance(each, torch.Tensor)]
+    if isinstance(request, FusedRequest):  # whose matrices may be transposed, with gaps between their rows
+        steps = [step * each.element_size() for each in tensors for step in each.stride() if step > 1]
+        is_dense = all(1 in each.stride() for each in tensors) and not any(step % ALIGNMENT_NBYTES for step in steps)
+    else:
+        is_dense = all(each.is_contiguous() for each in tensors)
+    return is_dense and not any(each.data_ptr() % ALIGNMENT_NBYTES for each in tensors)
 
 
 def _common(offered: Sequence[Sequence[Any]]) -> list[Launch]:

@@ -83,6 +83,10 @@ class Members:
         """Keep the choice for all such calls, whatever is measured later; the first one that is kept counts."""
         self._settled.setdefault(_kind_of(request, shared, config), settled)
 
+    def forget(self, request: Any, shared: Facts, config: Any) -> None:
+        """Forget the choice for such calls, which all members cannot serve so."""
+        self._settled.pop(_kind_of(request, shared, config), None)
+
     def gather(self, members: tuple[int, ...], shared: Facts, row: Any) -> list[Any]:
         """Compare a call that is new, and return each member's row (JSON), in the group's order.
 
