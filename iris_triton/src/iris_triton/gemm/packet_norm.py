@@ -29,6 +29,24 @@ from iris_triton.launcher import BoundKernel, early_launch
 ENC = tl.constexpr("sentinel")
 
 
+@triton.jit
+def _load(x, t, offset, limit, flags, ITEM: tl.constexpr, ALIGNED: tl.constexpr):
+    """Load the words of row `t`."""
+    return load_data(x.to(tl.int64), t * limit, offset, limit, flags, (0,), (0,), ENC, ALIGNED, ITEM, 0)
+
+
+@triton.jit
+def _send(words, t, peers, me, at, slot, mark, offset, limit, mask, flags, N: tl.constexpr, TWO: tl.constexpr):
+    """Send row `t` to its owner, or to all members."""
+    raw = encode(words, mark, flags, ENC)
+    if TWO:
+        owner = boxes.pick(peers, (t + N - 1 - me) % N, N)
+        push(owner + (at + me * slot + t // N * limit) + offset, raw, mask, flags, ENC)
+    else:
+        for k in tl.static_range(N):
+            push(peers[k] + (at + me * slot + t * limit) + offset, raw, mask, flags, ENC)
+
+
 @triton.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=TENSORS)
 def norm_packets(
     out, residual, x, weight, scales, counters, peers, me, rank, kind, rows, hidden, cap, box, half, eps, most,
@@ -59,19 +77,14 @@ def norm_packets(
     offset = packet.to(tl.int64) * 16
     limit = tl.cast(packets, tl.int64) * 16
     ELEMENTS: tl.constexpr = BLOCK * 16 // ITEM
+    words = _load(x, program, offset, limit, flags, ITEM, ALIGNED)  # at the same time as the epoch
     epoch, found = boxes.look(counters, 1, me, N, LOOKS)
     mark = boxes.mark_of(epoch)
     at = tl.cast(box, tl.int64) + (epoch & 1).to(tl.int64) * half
-    for t in range(program, rows, programs):
-        begin = t * limit
-        words = load_data(x.to(tl.int64), begin, offset, limit, flags, (0,), (0,), ENC, ALIGNED, ITEM, 0)
-        raw = encode(words, mark, flags, ENC)
-        if TWO:
-            owner = boxes.pick(peers, (t + N - 1 - me) % N, N)
-            push(owner + (at + me * slot + t // N * limit) + offset, raw, mask, flags, ENC)
-        else:
-            for k in tl.static_range(N):
-                push(peers[k] + (at + me * slot + begin) + offset, raw, mask, flags, ENC)
+    _send(words, program, peers, me, at, slot, mark, offset, limit, mask, flags, N, TWO)
+    for t in range(program + programs, rows, programs):
+        words = _load(x, t, offset, limit, flags, ITEM, ALIGNED)
+        _send(words, t, peers, me, at, slot, mark, offset, limit, mask, flags, N, TWO)
     claimed = boxes.advance(found, counters, epoch, 1, kind, peers, me, status, rank, N)
     factors = row_of(weight, program % PARTS, hidden, ALIGNED, ELEMENTS)
     if TWO:
