@@ -5,10 +5,11 @@
 One process per GPU; medians of rounds in which all take turns, every result compared in the timed configuration.
 
 experts: 256 experts, top 8, rows of 7168 elements: "dispatch" of 8-bit floats with a scale for every 128 of them, and
-"turn", the combine of bfloat16 results behind it.  "nccl" sends the same rows with the numbers that the host asks for
-(torch.distributed.all_to_all_single), eagerly, as it has to.  Targets for 128 tokens of each rank: 1.3 times what the
-rows take at 370 GB/s, and 6 us for each way; a quarter of NCCL's time.  For 4096 tokens: 330 GB/s.  Bytes are those of
-a row for each choice of another rank's expert, also where "iris" sends one row for several choices.
+"turn", the combine of bfloat16 results behind it; of "iris merged", ranks send one sum of a token's results.  "nccl"
+sends the same rows with the numbers that the host asks for (torch.distributed.all_to_all_single), eagerly, as it has
+to.  Targets for 128 tokens of each rank: 1.3 times what the rows take at 370 GB/s, and 6 us for each way; a quarter of
+NCCL's time.  For 4096 tokens: 330 GB/s.  Bytes are those of a row for each choice of another rank's expert, also where
+one row is sent for several choices.
 ulysses: 32 heads of 128 elements, bfloat16, divided instead of tokens; "ccl" is ctx.ccl.all_to_all of as many bytes,
 "nccl" the one of NCCL with the copies that it needs.  Target: 0.9 of "ccl".
 flash_decode: 32 heads of queries, 8 of keys, 128 elements, a cache of 4096 tokens on each rank.  "alone" attends to
@@ -81,6 +82,10 @@ class Tokens:
         _, _, turn = self.dispatch()
         self.group.combine(self.results, turn, self.out)
 
+    def there_and_merged(self) -> None:
+        _, _, turn = self.dispatch()
+        self.group.combine(self.results, turn, self.out, merged=True)
+
     def has_arrived(self) -> bool:
         return torch.equal(self.rows[: self.arrived].view(torch.uint8), self.want.view(torch.uint8))
 
@@ -139,6 +144,9 @@ def experts(state: State, ctx: Iris) -> None:
             state.set_timer(timer)
         check = each.is_back if goes_back else each.has_arrived
         state.provider(f"iris{suffix}", ours, check=check, prepare=each.spoil, baseline="nccl")
+        if goes_back:
+            of = {"check": check, "prepare": each.spoil, "baseline": "nccl"}
+            state.provider(f"iris merged{suffix}", each.there_and_merged, **of)
     check = each.is_back if goes_back else each.peer_has_sent
     state.provider("nccl", theirs, check=check, prepare=each.spoil)
     if not state.on_gpu:

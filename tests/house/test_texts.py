@@ -35,7 +35,7 @@ ALSO_ELSEWHERE = {
 }  # fmt: skip
 OF_COMMANDS = {"test_cli.py", "test_doctor.py"}  # what these print is what they are for
 
-TESTS = 23_989
+TESTS = 23_996
 """Lines of tests and of what errors say, at most, but for those of features; 24,000 were planned."""
 TESTS_OF_FEATURES = {  # as `FEATURES` of test_rooms.py: lines, and the folders and files
     "PyTorch": (1859, ("torch_backend",)),

@@ -81,7 +81,7 @@ def passes(device, group, case, turns, gone=()):
                     if wanted and not torch.equal(found[begin:end].float().cpu(), torch.stack(parts)):
                         wrong.append((turn, name, number))
                 y[begin:end] = rows[begin:end].float() * (me * block + number + 1)
-            out = experts.combine(y, state)
+            out = experts.combine(y, state, merged=turn % 2 == 0)
             factor = (mine.chosen + 1).float() * (mine.weights if turn % 3 else 1)  # 0 for no choice
             total = mine.x.float() * factor.sum(1, keepdim=True)
             if not torch.equal(out.float().cpu(), total.to(experts.result).float()):
@@ -170,8 +170,8 @@ def keeps(device, turns=0):
             time.sleep(late.choice([0, 0, 0.01]))
             second = tokens.receive(sent)
             got = [(tokens.receive_back(first.turn), 2 * want)]
-            got += [(tokens.combine(second.rows.clone(), second.turn), later)]
-            got += [(tokens.combine(3 * first.rows, first.turn), 3 * want)]
+            got += [(tokens.combine(second.rows.clone(), second.turn, merged=True), later)]
+            got += [(tokens.combine(3 * first.rows, first.turn, merged=True), 3 * want)]
             time.sleep(late.choice([0, 0, 0.01]))
             wrong += [(turn, place) for place, (a, b) in enumerate(got) if not torch.equal(a.cpu(), b)]
     return wrong

@@ -157,6 +157,7 @@ def _expert_cases():
     shape = group | {"EXPERTS": 250, "LOCAL": 64}
     late = {"EARLY": False}
     rows = {"SCALES": 56, "LANES": 64, "BLOCK": 2048, **late}
+    several = {"TOP_K": 8, "CHOICES": 8, "MOST": 8}
     flags = (i64, i32, i64, i32)  # of senders, and programs that are done, the turn, the members
     arguments = {
         "count": (
@@ -164,13 +165,13 @@ def _expert_cases():
             shape | {"LANES": 4, "WIDTH": 64, "BLOCK": 4096} | late, (_STORE, RELEASE, ACQUIRE),
         ),
         "send": (
-            (i32, f32, i64, f32, i32, i32, i32, f32, i32, i32, *flags, 1, 1024, 1024, 1792, i64),
-            shape | rows | {"WEIGHTED": False, "ONCE": True, "WAITS": True, "TOP_K": 8, "CHOICES": 8},
+            (i32, f32, i64, f32, i32, i32, i32, f32, i32, i32, i32, f32, *flags, 1, 1024, 1024, 1792, i64),
+            shape | rows | several | {"WEIGHTED": False, "SHARED": True, "ONCE": True, "WAITS": True},
             (RELEASE, WIDE_STORE, ACQUIRE),
         ),
         "send weighted": (
-            (bf16, f32, i64, f32, i32, i32, bf16, f32, i32, i32, *flags, 1, 1024, 1024, 7168, i64),
-            shape | rows | {"WEIGHTED": True, "ONCE": False, "WAITS": False, "TOP_K": 8, "CHOICES": 8, "SCALES": 0},
+            (bf16, f32, i64, f32, i32, i32, bf16, f32, i32, i32, i32, f32, *flags, 1, 1024, 1024, 7168, i64),
+            shape | rows | several | {"WEIGHTED": True, "SHARED": False, "ONCE": False, "WAITS": False, "SCALES": 0},
             (RELEASE, _STORE),
         ),
         "spread": ((i32, f32, i32, i32, 58, 1792), rows, (WIDE_STORE,)),
@@ -180,10 +181,16 @@ def _expert_cases():
             (i32, i32, i32, 58, i32, *flags, 1, 1024, 3584, i64), group | {"WAITS": True, "BLOCK": 2048} | late,
             (RELEASE, WIDE_STORE, ACQUIRE),
         ),
-        "gather": (
-            (bf16, bf16, i64, f32, i32, 128, 7168),
-            {"EXPERTS": 250, "LOCAL": 64, "TOP_K": 8, "WEIGHTED": True, "BLOCK": 1024} | late, (_STORE,),
+        "merge_back": (
+            (bf16, i32, i32, i32, f32, i32, 58, bf16, *flags, 1, 1024, 7168, i64),
+            group | {"MOST": 8, "SHARED": True, "WAITS": True, "BLOCK": 1024} | late, (RELEASE, _STORE, ACQUIRE),
         ),
+        **{f"gather {merged}": (
+            (bf16, bf16, i64, f32, i32, 128, 7168), {
+                "EXPERTS": 250, "LOCAL": 64, "TOP_K": 8, "CHOICES": 8, "WEIGHTED": not merged, "MERGED": merged,
+                "BLOCK": 1024,
+            } | late, (_STORE,),
+        ) for merged in (False, True)},
         "weigh": (
             (bf16, bf16, i64, f32, i32, 1024, 7168), {"EXPERTS": 250, "LOCAL": 64, "TOP_K": 8, "BLOCK": 1024}, (_STORE,)
         ),

@@ -31,8 +31,8 @@ class Workspace(SimpleNamespace):
         most_slots: choices that a member brings to a turn, at most.
         units: multiprocessors of the device.
         members, context: int32[size], their ranks, -1 of those that are gone; the context tensor.
-        others: inbox, inbox_scales, origin, source, back, table, published, arrived, returned, first, state and done
-            are tensors of the kernels, by the names that these have for them.
+        others: inbox, inbox_scales, origin, source, listed, shares, back, table, published, arrived, returned, first,
+            state and done are tensors of the kernels, by the names that these have for them.
     """
 
     units: int
@@ -52,8 +52,9 @@ class Turn:
     offsets: torch.Tensor
     once: bool = field(repr=False)  #: whether a token came once for all its experts of this rank
     scales_of_rows: torch.Tensor | None = None  #: float32 (rows, scales), where the group has scales
-    #: int32 (rows,), where rows came from, if it was kept
-    origin: torch.Tensor | None = field(default=None, repr=False)
+    #: where rows came from, and which are of one token, with their weights, if it was kept
+    places: tuple[torch.Tensor, ...] | None = field(default=None, repr=False)
+    merged: bool = field(default=False, repr=False)  #: whether one sum for each rank comes back
     #: what makes `iris_core.nn.combine` backwards come before `dispatch`, if that began the turn
     link: torch.Tensor | None = field(default=None, repr=False)
 
@@ -148,7 +149,8 @@ class ExpertGroup(Made):
         self._space = Workspace(top_k=top_k, scales=scales, most_slots=slots, **zeros)
         self._kernels = self._kernels_for(self._space, {
             "inbox": ((capacity, hidden), dtype), "inbox_scales": ((capacity, scales), torch.float32),
-            "origin": ((capacity,), int32), "source": ((capacity,), int32),
+            "origin": ((capacity,), int32), "source": ((capacity,), int32), "shares": ((capacity,), torch.float32),
+            "listed": ((capacity, min(top_k, local)), int32),
             "back": ((slots, hidden), result), "table": ((2, size, size * local), int32),
             "published": ((size,), int64), "arrived": ((size,), int64), "returned": ((size,), int64),
         })  # fmt: skip
@@ -234,7 +236,7 @@ class ExpertGroup(Made):
         once = not weighted and min(self.top_k, space.local) > 1
         turn = Turn(self, chosen, None if weighted else weights, numbers, counts, offsets, once, rows_scales)
         with on_device(self._binder.target):
-            self._kernels.dispatch(turn, x, scales, weights if weighted else None, waits)
+            self._kernels.dispatch(turn, x, scales, weights, weighted, waits)
         self._latest, self._has_returned = turn, self._returning is not None
         return turn
 
@@ -255,12 +257,14 @@ class ExpertGroup(Made):
         with on_device(self._binder.target):
             words = space.inbox.view(torch.int32)  # what is there may be no number
             is_row = torch.arange(len(words), device=words.device)[:, None] < turn.offsets[-1]
-            turn.origin = space.origin.clone()
+            turn.places = tuple(each.clone() for each in (space.origin, space.source, space.listed, space.shares))
             turn.scales_of_rows = space.inbox_scales.clone() if space.scales else None
             return Dispatched(torch.where(is_row, words, 0).view(self.dtype), turn.counts, turn)
 
     # -- and back -----------------------------------------------------------------------------------------------------
-    def combine(self, y: torch.Tensor, turn: Turn, out: torch.Tensor | None = None) -> torch.Tensor:
+    def combine(
+        self, y: torch.Tensor, turn: Turn, out: torch.Tensor | None = None, *, merged: bool = False
+    ) -> torch.Tensor:
         """Give results back to the tokens' ranks, and return the weighted sum of each token's: (n, hidden).
 
         Sums are made in float32, in the order of the choices.
@@ -269,23 +273,26 @@ class ExpertGroup(Made):
             y: (capacity, hidden) of dtype `result`, contiguous: the results of `rows`, each in its token's row.
             turn: the latest one, or one that was kept.
             out: where to; new by default.
+            merged: let each rank add up the results that it has of a token, and send their sum, rounded to `result`:
+                fewer bytes.  There is no `results_of` it.  Not of tokens that were `weighted`, which come one by one.
 
         Raises:
             ArgumentError: shapes or dtypes do not fit, or another dispatch came after this turn's, which was not kept.
         """
         out = self._place_of_sums(turn, out)
-        self._send_back(y, turn, waits=True)
+        self._send_back(y, turn, merged, waits=True)
         return self._sums(turn, out)
 
-    def send_back(self, y: torch.Tensor, turn: Turn) -> None:
+    def send_back(self, y: torch.Tensor, turn: Turn, *, merged: bool = False) -> None:
         """Begin a combine; `receive_back` ends it."""
-        self._send_back(y, turn, waits=False)
+        self._send_back(y, turn, merged, waits=False)
 
-    def _send_back(self, y: torch.Tensor, turn: Turn, *, waits: bool) -> None:
-        self._check_turn("combine", turn, turn is self._latest or turn.origin is not None)
+    def _send_back(self, y: torch.Tensor, turn: Turn, merged: bool, *, waits: bool) -> None:
+        self._check_turn("combine", turn, turn is self._latest or turn.places is not None)
         if self._returning is not None:
             raise ArgumentError("send_back: the results that were sent before are not received yet")
         self._check_each("combine", {"y": (y, tuple(self._space.inbox.shape), (self.result,))})
+        turn.merged = merged and turn.once
         with on_device(self._binder.target):
             if self._has_returned:
                 self._kernels.meet()

@@ -4,8 +4,9 @@
 row of each of its tokens in the inbox of the expert's member, sorted by expert and then by sender; `send` stores the
 tokens there, and on GPUs that can do so it is launched while `count` still runs.  A token with several experts of one
 member travels once, and the member copies it (`spread`), as memory is faster than links.
-Results come back the same way (`give_back`), to a place for each choice of each token, and `gather` adds them up.  No
-host waits, and no number of tokens is known to one.
+Results come back the same way (`give_back`), to a place for each choice of each token, and `gather` adds them up; or
+those of a token are added up where they are (`merge_back`), and their sum travels.  No host waits, and no number of
+tokens is known to one.
 
 A member that is gone has the rank -1: nothing is stored to it, and no member waits for it.
 
@@ -186,22 +187,27 @@ def words_of(x, begin, at, mask, weight, DTYPE: tl.constexpr, WEIGHTED: tl.const
 
 
 @triton.jit
-def first_like(
+def like(
     chosen, slot, expert, EXPERTS: tl.constexpr, LOCAL: tl.constexpr, TOP_K: tl.constexpr, CHOICES: tl.constexpr
 ):  # fmt: skip
-    """Return the first slot of the same token whose expert has the same member; CHOICES: a power of two, >= TOP_K."""
+    """Return the first slot of the same token whose expert has the same member, and how many are before and in all.
+
+    CHOICES: a power of two, at least TOP_K.
+    """
     choice, begin = tl.arange(0, CHOICES), slot // TOP_K * TOP_K
     others = tl.load(chosen + begin + choice, mask=choice < TOP_K, other=-1).to(tl.int32)
-    is_like = member_of(others, EXPERTS, LOCAL) == member_of(expert, EXPERTS, LOCAL)
-    return begin + tl.min(tl.where(is_like, choice, slot - begin), 0)
+    is_like = (member_of(others, EXPERTS, LOCAL) == member_of(expert, EXPERTS, LOCAL)) & (choice < TOP_K)
+    before = tl.sum((is_like & (choice < slot - begin)).to(tl.int32), 0)
+    return begin + tl.min(tl.where(is_like, choice, slot - begin), 0), before, tl.sum(is_like.to(tl.int32), 0)
 
 
 @triton.jit
 def send(
-    x, scales, chosen, weights, numbers, first, inbox, inbox_scales, origin, source, arrived, done, state, members, me,
-    slots, most_slots, words, context, WORLD: tl.constexpr, SIZE: tl.constexpr, EXPERTS: tl.constexpr,
-    LOCAL: tl.constexpr, TOP_K: tl.constexpr, CHOICES: tl.constexpr, SCALES: tl.constexpr, LANES: tl.constexpr,
-    WEIGHTED: tl.constexpr, ONCE: tl.constexpr, WAITS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
+    x, scales, chosen, weights, numbers, first, inbox, inbox_scales, origin, source, listed, shares, arrived, done,
+    state, members, me, slots, most_slots, words, context, WORLD: tl.constexpr, SIZE: tl.constexpr,
+    EXPERTS: tl.constexpr, LOCAL: tl.constexpr, TOP_K: tl.constexpr, CHOICES: tl.constexpr, MOST: tl.constexpr,
+    SCALES: tl.constexpr, LANES: tl.constexpr, WEIGHTED: tl.constexpr, SHARED: tl.constexpr, ONCE: tl.constexpr,
+    WAITS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
 ):  # fmt: skip
     """Store this member's tokens into the inboxes of their experts' members; slot s is choice s % TOP_K of s // TOP_K.
 
@@ -211,6 +217,8 @@ def send(
         scales, inbox_scales: float32, SCALES for each row; LANES is a power of two, at least that.
         origin: int32 on the heap: for each row of the inbox, its member times `most_slots` plus its slot there.
         source: int32 on the heap, with ONCE: the row of the inbox to `spread` to this row; itself for what was stored.
+        listed, shares: int32 and float32 on the heap, with ONCE: for each row that was stored, how many rows there are
+            of its token, and the others of them, MOST in all; with SHARED, the weight of each row.
         arrived: int64[SIZE] on the heap: the last turn of each sender whose tokens are all there.
         done: see `is_last`.
         ONCE: store a token once for all its experts of a member.
@@ -222,7 +230,9 @@ def send(
     DTYPE: tl.constexpr = inbox.dtype.element_ty
     for s in range(tl.program_id(0), slots, tl.num_programs(0)):
         expert = tl.load(chosen + s).to(tl.int32)
-        stored = first_like(chosen, s, expert, EXPERTS, LOCAL, TOP_K, CHOICES) if ONCE else s
+        stored, before, alike = s, 0, 1
+        if ONCE:
+            stored, before, alike = like(chosen, s, expert, EXPERTS, LOCAL, TOP_K, CHOICES)
         is_stored = stored == s
         at, token = tl.arange(0, BLOCK), tl.cast(s // TOP_K, tl.int64)
         weight = tl.load(weights + s) if WEIGHTED else 1.0
@@ -246,6 +256,10 @@ def send(
             if ONCE:
                 begin = tl.load(first + tl.load(chosen + stored).to(tl.int32)) + tl.load(numbers + stored)
                 ctx.store(source + row, begin, peer)
+                entry = tl.where(is_stored, alike, row.to(tl.int32))
+                ctx.store(listed + begin.to(tl.int64) * MOST + before, entry, peer)
+                if SHARED:
+                    ctx.store(shares + row, tl.load(weights + s), peer)
     tell_all(ctx, arrived, done, state, members, me, SIZE, _SENT, WAITS, EARLY)
 
 
@@ -314,11 +328,41 @@ def give_back(
 
 
 @triton.jit
+def merge_back(
+    y, origin, source, listed, shares, offsets, held, back, returned, done, state, members, me, most_slots, hidden,
+    context, WORLD: tl.constexpr, SIZE: tl.constexpr, MOST: tl.constexpr, SHARED: tl.constexpr, WAITS: tl.constexpr,
+    BLOCK: tl.constexpr, EARLY: tl.constexpr
+):  # fmt: skip
+    """Add up a token's results, times their weights with SHARED, and store the sum as `give_back` the first of them."""
+    ctx = DeviceContext.from_tensor(context, WORLD)
+    for row in range(tl.program_id(0), tl.load(offsets + held), tl.num_programs(0)):
+        if tl.load(source + row) == row:
+            came_from, rows = tl.load(origin + row), tl.load(listed + tl.cast(row, tl.int64) * MOST)
+            peer, slot = tl.load(members + came_from // most_slots), tl.cast(came_from % most_slots, tl.int64)
+            if peer >= 0:
+                for start in range(0, hidden, BLOCK):
+                    at, total = start + tl.arange(0, BLOCK), tl.zeros((BLOCK,), tl.float32)
+                    for i in tl.static_range(MOST):  # without branches: all loads are on their way at once
+                        is_one, place = i < rows, tl.cast(row, tl.int64)
+                        if i > 0:
+                            place = tl.load(listed + place * MOST + i, mask=is_one, other=0).to(tl.int64)
+                        result = tl.load(y + place * hidden + at, mask=(at < hidden) & is_one, other=0.0).to(tl.float32)
+                        total += result * tl.load(shares + place, mask=is_one, other=0.0) if SHARED else result
+                    there = back + slot * hidden + at
+                    ctx.store(there, total.to(back.dtype.element_ty), peer, mask=at < hidden)
+    tell_all(ctx, returned, done, state, members, me, SIZE, _RETURNED, WAITS, EARLY)
+
+
+@triton.jit
 def gather(
     out, back, chosen, weights, members, tokens, hidden, EXPERTS: tl.constexpr, LOCAL: tl.constexpr,
-    TOP_K: tl.constexpr, WEIGHTED: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
+    TOP_K: tl.constexpr, CHOICES: tl.constexpr, WEIGHTED: tl.constexpr, MERGED: tl.constexpr, BLOCK: tl.constexpr,
+    EARLY: tl.constexpr
 ):  # fmt: skip
-    """Add up each token's results, in float32 and in the order of its choices; programs take a block of a token."""
+    """Add up each token's results, in float32 and in the order of its choices; programs take a block of a token.
+
+    With MERGED, one of each member is there, in the place of its first choice.
+    """
     follow(EARLY)
     blocks = tl.cdiv(hidden, BLOCK)
     for item in range(tl.program_id(0), tokens * blocks, tl.num_programs(0)):
@@ -326,7 +370,10 @@ def gather(
         total = tl.zeros((BLOCK,), tl.float32)
         for choice in tl.static_range(TOP_K):  # without branches: all loads are on their way at once
             slot = token * TOP_K + choice
-            is_there = owner_of(tl.load(chosen + slot).to(tl.int32), members, EXPERTS, LOCAL) >= 0
+            expert = tl.load(chosen + slot).to(tl.int32)
+            is_there = owner_of(expert, members, EXPERTS, LOCAL) >= 0
+            if MERGED:
+                is_there = is_there & (like(chosen, slot, expert, EXPERTS, LOCAL, TOP_K, CHOICES)[1] == 0)
             result = tl.load(back + slot * hidden + at, mask=(at < hidden) & is_there, other=0.0).to(tl.float32)
             total += result * tl.load(weights + slot, mask=is_there, other=0.0) if WEIGHTED else result
         tl.store(out + token * hidden + at, total.to(out.dtype.element_ty), mask=at < hidden)
@@ -370,31 +417,31 @@ class ExpertKernels:
 
         self._count = launches(count, group | experts | lanes | start, "chosen numbers counts offsets")
         rows = {"SCALES": space.scales, "LANES": triton.next_power_of_2(max(1, space.scales)), **start, **blocks}
-        several = {"CHOICES": triton.next_power_of_2(space.top_k)}
-        self._send = launches(
-            send, group | choices | several | rows, "x scales chosen weights numbers inbox", **early
-        )  # fmt: skip
+        choices["CHOICES"], most = triton.next_power_of_2(space.top_k), {"MOST": space.listed.shape[1]}
+        self._send = launches(send, group | choices | most | rows, "x scales chosen weights numbers inbox", **early)
         self._spread = launches(spread, rows, "inbox offsets", **early)
         self._meet = launches(meet, group, num_warps=1)
         self._receive = launches(receive, group, "flags", num_warps=1)
         self._give_back = launches(give_back, group | start | blocks, "y origin offsets back")
+        kept = "origin source listed shares"
+        self._merge_back = launches(merge_back, group | most | start | {"BLOCK": _ELEMENTS}, f"y {kept} offsets back")
         self._gather = launches(gather, choices | start | {"BLOCK": _ELEMENTS}, "out back chosen weights", **early)
-        self._weigh = launches(weigh, choices | {"BLOCK": _ELEMENTS}, "grad results chosen out")
+        self._weigh = launches(weigh, experts | {"TOP_K": space.top_k, "BLOCK": _ELEMENTS}, "grad results chosen out")
 
     def _programs(self, work: int) -> int:
         return max(1, min(work, self._space.units * _PROGRAMS_PER_UNIT))
 
-    def dispatch(self, turn: Turn, x: Any, scales: Any, weights: Any, waits: bool) -> None:
-        """Store tokens, with their scales or times their weights, where there are any, tell the others, and wait."""
+    def dispatch(self, turn: Turn, x: Any, scales: Any, weights: Any, weighted: bool, waits: bool) -> None:
+        """Store tokens, with their scales and weights, or times these; tell the others, and wait."""
         s, slots = self._space, turn.chosen.numel()
         block = max(16, min(_ENTRIES, triton.next_power_of_2(slots)))
         self._count(s.experts + 1, turn.chosen, turn.numbers, turn.counts, turn.offsets, slots=slots, BLOCK=block)
-        x, inbox = (x, s.inbox) if weights is not None else (x.view(torch.int32), s.inbox.view(torch.int32))
+        x, inbox = (x, s.inbox) if weighted else (x.view(torch.int32), s.inbox.view(torch.int32))
         nothing = s.state  # not read
         self._send(
             self._programs(slots), x, nothing if scales is None else scales, turn.chosen,
             nothing if weights is None else weights, turn.numbers, inbox, slots=slots, words=x.shape[1],
-            WEIGHTED=weights is not None, ONCE=turn.once, WAITS=waits,
+            WEIGHTED=weighted, SHARED=weights is not None and not weighted, ONCE=turn.once, WAITS=waits,
         )  # fmt: skip
 
     def spread(self, turn: Turn) -> None:
@@ -411,20 +458,27 @@ class ExpertKernels:
         self._receive(1, flags, PLACE=place)
 
     def give_back(self, turn: Turn, y: Any, waits: bool) -> None:
-        """Store results to where their tokens came from, tell the others, and wait for theirs."""
-        rows, origin = y.view(torch.int32), self._space.origin if turn.origin is None else turn.origin
-        self._give_back(
-            self._programs(rows.shape[0]), rows, origin, turn.offsets, self._space.back.view(torch.int32),
-            words=rows.shape[1], WAITS=waits,
-        )  # fmt: skip
+        """Store results, or sums of them, to where their tokens came from, tell the others, and wait for theirs."""
+        s, rows = self._space, y.view(torch.int32)
+        places = turn.places or (s.origin, s.source, s.listed, s.shares)
+        if turn.merged:
+            self._merge_back(
+                self._programs(y.shape[0]), y, *places, turn.offsets, s.back, hidden=y.shape[1],
+                SHARED=turn.weights is not None, WAITS=waits,
+            )  # fmt: skip
+        else:
+            self._give_back(
+                self._programs(y.shape[0]), rows, places[0], turn.offsets, s.back.view(torch.int32),
+                words=rows.shape[1], WAITS=waits,
+            )  # fmt: skip
 
     def gather(self, turn: Turn, out: Any) -> None:
         """Add up what has come back."""
-        (tokens, hidden), weights = out.shape, turn.weights
+        (tokens, hidden), weights = out.shape, None if turn.merged else turn.weights
         self._gather(
             self._programs(tokens * triton.cdiv(hidden, _ELEMENTS)), out, self._space.back, turn.chosen,
             self._space.state if weights is None else weights, tokens=tokens, hidden=hidden,
-            WEIGHTED=weights is not None,
+            WEIGHTED=weights is not None, MERGED=turn.merged,
         )  # fmt: skip
 
     def weigh(self, turn: Turn, grad: Any, results: Any, out: Any) -> None:
