@@ -95,10 +95,9 @@ def count(
         own = tl.zeros((LANES * WIDTH,), tl.int32)
         for start in range(0, slots, BLOCK):
             at = start + tl.arange(0, BLOCK)
-            choice = tl.load(chosen + at, mask=at < slots, other=-1).to(tl.int32)
-            tl.device_assert(choice < EXPERTS, "a token chooses an expert that there is not")
+            choice = tl.load(chosen + at, mask=at < slots, other=-1)
             member = member_of(choice, EXPERTS, LOCAL)
-            place = tl.where(member >= 0, member * WIDTH + choice % LOCAL, 0)
+            place = tl.where(member >= 0, member * WIDTH + choice % LOCAL, 0).to(tl.int32)
             own += tl.histogram(place, LANES * WIDTH, mask=member >= 0)
         ctx = DeviceContext.from_tensor(context, WORLD)
         own = tl.reshape(own, (LANES, WIDTH))
@@ -168,7 +167,7 @@ def meet(published, state, members, me, context, WORLD: tl.constexpr, SIZE: tl.c
 
 @triton.jit
 def member_of(expert, EXPERTS: tl.constexpr, LOCAL: tl.constexpr):
-    """Return the number of the member that has an expert; -1 if there is no such expert."""
+    """Return the number of the member that has an expert, of 32 or 64 bits; -1 if there is no such expert."""
     return tl.where((expert >= 0) & (expert < EXPERTS), expert // LOCAL, -1)
 
 
@@ -195,7 +194,7 @@ def like(
     CHOICES: a power of two, at least TOP_K.
     """
     choice, begin = tl.arange(0, CHOICES), slot // TOP_K * TOP_K
-    others = tl.load(chosen + begin + choice, mask=choice < TOP_K, other=-1).to(tl.int32)
+    others = tl.load(chosen + begin + choice, mask=choice < TOP_K, other=-1)
     is_like = (member_of(others, EXPERTS, LOCAL) == member_of(expert, EXPERTS, LOCAL)) & (choice < TOP_K)
     before = tl.sum((is_like & (choice < slot - begin)).to(tl.int32), 0)
     return begin + tl.min(tl.where(is_like, choice, slot - begin), 0), before, tl.sum(is_like.to(tl.int32), 0)
@@ -229,7 +228,7 @@ def send(
     ctx = DeviceContext.from_tensor(context, WORLD)
     DTYPE: tl.constexpr = inbox.dtype.element_ty
     for s in range(tl.program_id(0), slots, tl.num_programs(0)):
-        expert = tl.load(chosen + s).to(tl.int32)
+        expert = tl.load(chosen + s)
         stored, before, alike = s, 0, 1
         if ONCE:
             stored, before, alike = like(chosen, s, expert, EXPERTS, LOCAL, TOP_K, CHOICES)
@@ -254,7 +253,7 @@ def send(
                     ctx.put(scales + token * SCALES + lane, theirs, peer, mask=lane < SCALES)
             ctx.store(origin + row, me * most_slots + s, peer)
             if ONCE:
-                begin = tl.load(first + tl.load(chosen + stored).to(tl.int32)) + tl.load(numbers + stored)
+                begin = tl.load(first + tl.load(chosen + stored)) + tl.load(numbers + stored)
                 ctx.store(source + row, begin, peer)
                 entry = tl.where(is_stored, alike, row.to(tl.int32))
                 ctx.store(listed + begin.to(tl.int64) * MOST + before, entry, peer)
@@ -370,7 +369,7 @@ def gather(
         total = tl.zeros((BLOCK,), tl.float32)
         for choice in tl.static_range(TOP_K):  # without branches: all loads are on their way at once
             slot = token * TOP_K + choice
-            expert = tl.load(chosen + slot).to(tl.int32)
+            expert = tl.load(chosen + slot)
             is_there = owner_of(expert, members, EXPERTS, LOCAL) >= 0
             if MERGED:
                 is_there = is_there & (like(chosen, slot, expert, EXPERTS, LOCAL, TOP_K, CHOICES)[1] == 0)
@@ -388,7 +387,7 @@ def weigh(
     for s in range(tl.program_id(0), slots, tl.num_programs(0)):
         slot = tl.cast(s, tl.int64)
         total = tl.zeros((BLOCK,), tl.float32)
-        if owner_of(tl.load(chosen + s).to(tl.int32), members, EXPERTS, LOCAL) >= 0:
+        if owner_of(tl.load(chosen + s), members, EXPERTS, LOCAL) >= 0:
             for start in range(0, hidden, BLOCK):
                 at = start + tl.arange(0, BLOCK)
                 result = tl.load(results + slot * hidden + at, mask=at < hidden, other=0.0).to(tl.float32)
