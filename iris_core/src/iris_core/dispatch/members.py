@@ -93,7 +93,7 @@ class Members:
         Collective: every member calls it.
         """
         order = tuple(sorted(members))
-        self._compare(members, {"algorithm": "measured at the first call", **shared})
+        self.compare(members, {"algorithm": "measured at the first call", **shared})
         rows = self.world.subworld(order).all_gather_object(row)
         return [rows[order.index(rank)] for rank in members]
 
@@ -117,7 +117,7 @@ class Members:
             raise error
         timeout_s = 0.0 if self.knows(members, {"operation": op}) else None
         try:
-            self._compare(members, {"operation": op}, within, error, timeout_s=timeout_s)
+            self.compare(members, {"operation": op}, within, error, timeout_s=timeout_s)
         except (CollectiveTimeoutError, PeerLostError) as absent:
             raise error from (absent if timeout_s is None else None)  # what is wrong here is what the caller must know
         raise AssertionError("members compared a call that one of them refused")
@@ -134,7 +134,7 @@ class Members:
         if known is not None or len(members) == 1:
             return known or 0, False
         try:
-            self._compare(members, facts, within, layout=layout, timeout_s=ABSENT_S if before else None)
+            self.compare(members, facts, within, layout=layout, timeout_s=ABSENT_S if before else None)
         except CollectiveTimeoutError as absent:
             if not before:
                 raise
@@ -147,7 +147,7 @@ class Members:
         self._counts[members] = number = self._counts.get(members, 0) % _MOST_KINDS + 1
         return number, True
 
-    def _compare(
+    def compare(
         self, members: tuple[int, ...], facts: Facts, within: Team | None = None, error: Exception | None = None, *,
         layout: str = "", timeout_s: float | None = None,
     ) -> None:  # fmt: skip

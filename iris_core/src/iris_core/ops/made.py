@@ -56,7 +56,7 @@ class Made:
         except Exception as error:  # noqa: BLE001 - raised again, on all members
             binder.refuse(name, error, self._members)
         texts = {each: str(value).removeprefix("torch.") for each, value in self._facts.items()}
-        binder.members.agree(self._members, {"operation": name, **texts})
+        binder.members.compare(self._members, {"operation": name, **texts})
 
     def _kernels_for(self, space: Any, shared: Shapes) -> Any:
         """Return the backend's kernels for a space, to which this adds where they run: see `experts.Workspace`.
