@@ -138,6 +138,8 @@ def refused():
             ("ArgumentError: products.gaps",
              lambda: made(q, k.transpose(2, 3).contiguous().transpose(2, 3), k, n)),
             (r"ArgumentError: .*lengths.* \(1,\), int32", lambda: made(q, k, k, n.long())),
+            ("TypeError: must be: lengths", lambda: made(q, k, k, [1])),
+            ("TypeError: must be: q", lambda: rows([1], x, x)),
             (r"ArgumentError: .*\bk\b.* \(1, 4, 16\)", lambda: rows(x, x, x)),
             ("ArgumentError: .*gradients=True",
              lambda: rows.gradients(x, x, x[:1], x[:1], x, x[:, :, 0].float())),

@@ -202,6 +202,8 @@ def refused():
             ("RankMismatchError: .*result: bfloat16 on rank 0; float32 on",  # as `group` and `small` have it
              lambda: make(4, 16, 2, top_k=1, result=(torch.bfloat16, torch.float32)[ctx.cur_rank])),
             (r"ArgumentError: .*\bx\b.* \(2, 16\), bfloat16", lambda: group.dispatch(x.float(), chosen)),
+            (r"ArgumentError: .*\bx\b.* \(n, 16\).* \(32,\)", lambda: group.dispatch(x.view(32), chosen)),
+            ("TypeError: must be: chosen", lambda: group.dispatch(x, chosen.tolist())),
             ("ArgumentError", lambda: group.dispatch(torch.ones(5, 16, dtype=torch.bfloat16), chosen)),
             ("ArgumentError", lambda: group.dispatch(x, chosen.t().expand(2, 2))),
             ("ArgumentError", lambda: group.dispatch(x, chosen, scales=torch.ones(2, 1))),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from iris_core.device.targets import on_device
 from iris_core.dispatch.bind import Binder
-from iris_core.dispatch.requests import name_all, name_of
+from iris_core.dispatch.requests import check_strided, name_all, name_of
 from iris_core.errors import ArgumentError, UnsupportedError
 from iris_core.ops import unfused_attention
 from iris_core.ops.made import RESULTS, Made
@@ -93,15 +93,17 @@ class FlashDecode(Made):
 
         Raises:
             ArgumentError: shapes or dtypes do not fit; before anything is launched, and on this member alone.
+            TypeError: an argument is no tensor; likewise.
         """
-        out = torch.empty_like(q) if out is None else out
+        check_strided("flash_decode", "k", k)
         queries, own = (self.batch, self.heads, self.head_dim), (self.dtype,)
-        cache = (self.batch, self.kv_heads, k.shape[2] if k.ndim == 4 else 0, self.head_dim)
+        cache = (self.batch, self.kv_heads, k.shape[2] if k.ndim == 4 else "capacity", self.head_dim)
         wanted = {
-            "q": (q, queries, own), "k": (k, cache, own), "v": (v, cache, own), "out": (out, queries, own),
-            "lengths": (lengths, (self.batch,), (torch.int32,)),
+            "q": (q, queries, own), "k": (k, cache, own), "v": (v, cache, own),
+            "out": (q if out is None else out, queries, own), "lengths": (lengths, (self.batch,), (torch.int32,)),
         }  # fmt: skip
         self._check_each("flash_decode", wanted, rows=("k", "v"))
+        out = torch.empty_like(q) if out is None else out
         with on_device(self._binder.target):
             self._decode(q, k, v, lengths, out, self.scale)
         return out
@@ -177,9 +179,10 @@ class RingAttention(Made):
 
         Raises:
             ArgumentError: shapes or dtypes do not fit; before anything is launched, and on this member alone.
+            TypeError: an argument is no tensor; likewise.
         """
+        self._check(q, k, v, out=q if out is None else out)
         out = torch.empty_like(q) if out is None else out
-        self._check(q, k, v, out=out)
         lse = torch.empty(self._queries[:2], dtype=_FLOAT32, device=q.device)
         with on_device(self._binder.target):
             self._kernels.forward(q, k, v, out, lse, self.scale)

@@ -11,7 +11,7 @@ import torch
 
 from iris_core.device.targets import on_device
 from iris_core.dispatch.bind import Binder
-from iris_core.dispatch.requests import name_all, name_of
+from iris_core.dispatch.requests import check_strided, name_all, name_of
 from iris_core.errors import ArgumentError, UnsupportedError
 from iris_core.ops.made import RESULTS, Made
 from iris_core.types import Group
@@ -199,6 +199,7 @@ class ExpertGroup(Made):
 
         Raises:
             ArgumentError: shapes or dtypes do not fit; before anything is launched, and on this member alone.
+            TypeError: an argument is no tensor; likewise.
         """
         return self._received(self._send(x, chosen, weights, scales, weighted, waits=True), keep)
 
@@ -214,13 +215,17 @@ class ExpertGroup(Made):
         weighted: bool, *, waits: bool,
     ) -> Turn:  # fmt: skip
         space, device = self._space, self._binder.target.torch_device
+        check_strided("dispatch", "x", x)
+        if x.ndim != 2:
+            raise ArgumentError(f"dispatch: x must be (n, {self.hidden}), not {tuple(x.shape)}")
         n, slots = x.shape[0], (x.shape[0], self.top_k)
-        wanted = {
-            "x": (x, (n, self.hidden), (self.dtype,)),
-            "chosen": (chosen, slots, (torch.int32, torch.int64)),
-            "weights": (weights, slots, (torch.float32,)),
-            "scales": (scales, (n, space.scales), (torch.float32,)),
-        }
+        wanted: dict[str, Any] = {
+            "x": (x, (n, self.hidden), (self.dtype,)), "chosen": (chosen, slots, (torch.int32, torch.int64))
+        }  # fmt: skip
+        if weights is not None:
+            wanted["weights"] = weights, slots, (torch.float32,)
+        if scales is not None:
+            wanted["scales"] = scales, (n, space.scales), (torch.float32,)
         if n > self.max_tokens:
             raise ArgumentError(f"dispatch: {n} tokens are more than max_tokens={self.max_tokens}")
         if (scales is None) != (space.scales == 0):

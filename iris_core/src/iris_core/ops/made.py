@@ -12,7 +12,7 @@ import torch
 
 from iris_core.device.targets import on_device
 from iris_core.dispatch.bind import Binder
-from iris_core.dispatch.requests import check_fits, check_tensors
+from iris_core.dispatch.requests import check_fits, check_strided, check_tensors
 from iris_core.errors import ArgumentError, CapabilityError, UnsupportedError
 
 Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
@@ -81,8 +81,10 @@ class Made:
             return self._backend.group_kernels(self._name, space)
 
     def _check_each(self, what: str, wanted: dict[str, Any], rows: tuple[str, ...] = ()) -> None:
-        """Raise unless tensors fit; see `iris_core.dispatch.requests.check_fits`."""
+        """Raise unless all are tensors that fit; see `iris_core.dispatch.requests.check_fits`."""
         self._binder.open()
+        for name, (each, _, _) in wanted.items():
+            check_strided(what, name, each)
         check_tensors(what, self._binder.here, **{name: each for name, (each, _, _) in wanted.items()})
         check_fits(what, wanted, rows)
 
