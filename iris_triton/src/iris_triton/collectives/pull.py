@@ -258,13 +258,11 @@ def _parts(request: CollectiveRequest, each: int) -> tuple[tuple[int, int, int, 
     """Return the arguments `_PARTS`, and the elements of a part; `each` are one of torch's."""
     total, root = math.prod(request.shape) * each, request.options.get("root")
     is_root = request.rank == root
-    if request.op == "all_gather":
-        return (0, total, total, total, -1), total
     if request.op == "all_to_all":
         chunk = total // request.group_size
         return (chunk, chunk, chunk, chunk, -1), chunk
-    if request.op == "gather":
-        return (0, total, total, total * is_root, -1), total
+    if request.op in ("all_gather", "gather"):
+        return (0, total, total, total * (is_root or root is None), -1), total
     assert root is not None
     if request.op == "scatter":
         chunk = total // request.group_size if is_root else total
