@@ -238,6 +238,10 @@ def refused_by_ulysses():
         call = functools.partial(ctx.ops.ulysses, scatter_dim=2, gather_dim=1)
         wrong = unlike(
             ("ArgumentError: products.dims", lambda: call(out, x, scatter_dim=1)),
+            (r"ArgumentError: .*scatter_dim=3 .* -3 to 2", lambda: call(out, x, scatter_dim=3)),
+            ("ArgumentError: .*gather_dim=-4", lambda: ulysses(ctx, x, 0, -4)),
+            ("TypeError: must be: x", lambda: call(out, [1])),
+            ("ArgumentError: ccl.operations", lambda: ctx.ops.bind("ulysses", out, x, scatter_dim=2, gather_dim=1)),
             ("ArgumentError: products.divide", lambda: call(out, x[:, :, :5])),
             (r"ArgumentError: .*output.* \(2, 8, 3\)", lambda: call(out[:1], x)),
             (r"ArgumentError: .*output.* \(4, 4, 3\)", lambda: call(x, x, gather_dim=0)),

@@ -95,7 +95,7 @@ class Calls:
     def _described(self, what: str, op: str, tensors: Any, options: Any) -> tuple[Call, bool]:
         """Return the call that an operation passes on, and whether it is given `async_op` or `workspace`."""
         if op not in self._operations:
-            raise ArgumentError(f"{what}: {op!r} is no operation; there are {', '.join(self._operations)}")
+            raise ArgumentError(f"{what} takes {', '.join(self._operations)}, not {op!r}")
         asked: Any = copy.copy(self)
         asked._run = self._describe
         return getattr(type(self), op)(asked, *tensors, **options)  # type: ignore[no-any-return]

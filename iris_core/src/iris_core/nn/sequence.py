@@ -20,8 +20,9 @@ class _Ulysses(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, _: Tensor | None, scatter: int, gather: int, s: Setting) -> Tensor:
         ctx.way, shape = (gather, scatter, s), list(x.shape)
-        shape[scatter] //= s.size
-        shape[gather] *= s.size
+        if {scatter, gather} <= {*range(-x.ndim, x.ndim)}:  # else `ulysses` refuses it, on all members
+            shape[scatter] //= s.size
+            shape[gather] *= s.size
         out = x.new_empty(shape)
         s.ops.ulysses(out, x, scatter_dim=scatter, gather_dim=gather, group=s.group, config=s.config)
         return out

@@ -16,7 +16,7 @@ from iris_core.dispatch.bind import Launches
 from iris_core.dispatch.calls import Calls, current_device
 from iris_core.dispatch.config import Config, FusedConfig
 from iris_core.dispatch.products import NORM, ROW_NBYTES, FusedCall, NormCall, call_of
-from iris_core.dispatch.requests import TORCH, reach
+from iris_core.dispatch.requests import TORCH, check_strided, reach
 from iris_core.dispatch.traced import is_compiling, trace
 from iris_core.errors import ArgumentError
 from iris_core.ops.attention import FlashDecode, RingAttention
@@ -112,22 +112,23 @@ def _preamble_of(operation: Callable[..., Any]) -> Callable[..., FusedWorkspace]
 
 def _parts(output: Any, x: Any, size: int, scatter: int, gather: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return both tensors with the members' parts along a first dimension; ArgumentError if they do not fit."""
-    wanted = list(x.shape)
-    scatter, gather = range(len(wanted))[scatter], range(len(wanted))[gather]  # IndexError, if there is none
-    if scatter == gather or wanted[scatter] % size:
+    for name, each in (("output", output), ("x", x)):
+        check_strided("ulysses", name, each)
+    wanted, dims = list(x.shape), range(-x.ndim, x.ndim)
+    if scatter not in dims or gather not in dims or (scatter - gather) % x.ndim == 0 or wanted[scatter] % size:
         raise ArgumentError(
-            f"ulysses: x has shape {tuple(x.shape)}; its dimensions {scatter} and {gather} must be two, and {size} "
-            f"ranks must divide the first one"
+            f"ulysses: x has shape {tuple(x.shape)}; scatter_dim={scatter} and gather_dim={gather} must be two of its "
+            f"dimensions, from {-x.ndim} to {x.ndim - 1}, and {size} ranks must divide the first one"
         )
+    scatter, gather = scatter % x.ndim, gather % x.ndim
     wanted[scatter] //= size
-    part = wanted[gather]
     wanted[gather] *= size
     if list(output.shape) != wanted:
         raise ArgumentError(
             f"ulysses: x has shape {tuple(x.shape)}, so the output must be {tuple(wanted)}, not {tuple(output.shape)}"
         )
     given = x.unflatten(scatter, (size, wanted[scatter])).movedim(scatter, 0)
-    return output.unflatten(gather, (size, part)).movedim(gather, 0), given
+    return output.unflatten(gather, (size, x.shape[gather])).movedim(gather, 0), given
 
 
 class Operations(Calls):
@@ -372,7 +373,7 @@ class Operations(Calls):
         context: Any = self._binder.open()
         try:
             parts = _parts(output, x, len(self._binder.members_of(group)), scatter_dim, gather_dim)
-        except (ArgumentError, IndexError, TypeError, AttributeError) as error:
+        except (ArgumentError, TypeError) as error:
             self.refuse("all_to_all", error, group)
         return context.ccl.all_to_all(*parts, group, async_op, config)  # type: ignore[no-any-return]
 
