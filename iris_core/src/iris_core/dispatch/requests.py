@@ -111,7 +111,7 @@ class CollectiveCall(AnyCall):
         if splits:
             options["device_splits"] = True
             for name, each in zip(_SPLITS, splits, strict=True):
-                check_strided(op, name, each)
+                check_strided(op, f"{name} (int64 of {len(members)} numbers; both are tensors, or neither)", each)
         elif op == "all_to_all" and first is not None:
             taken, given = first
             options["in_splits"] = _split_sizes(given, inp, len(members))

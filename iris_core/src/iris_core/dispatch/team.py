@@ -274,15 +274,15 @@ class Team:
             )
         elif code == MismatchCode.SPLITS:
             op = call = "all_to_all"
-            gives = (
-                f"is to give rank {peer} {theirs} elements (input_split_sizes), but its input has {ours}. They were "
-                "sent; the result is not valid."
-            )
-            takes = (
+            does = (
                 f"takes {ours} elements from rank {peer} (output_split_sizes), which gives it {theirs} "
-                "(input_split_sizes). The smaller number was copied; what the output has is not valid."
+                "(input_split_sizes). The smaller number was copied; what the output has is not valid.",
+                f"is to give rank {peer} {theirs} rows (input_split_sizes), but its input has {ours} left for it. They "
+                "were sent; the result is not valid.",
+                f"gets {theirs} rows from all members (their input_split_sizes), but its output has {ours}. The "
+                "others were left out; the result is not valid.",
             )
-            text = f"all_to_all in {self._name}: rank {rank} {gives if kinds[0] else takes}"
+            text = f"all_to_all in {self._name}: rank {rank} {does[kinds[0]]}"
         elif code == MismatchCode.OVERLAP:
             text = (
                 f"two launches of {self._name}{latest}{latest and ','} ran at the same time on the device of rank "

@@ -64,17 +64,17 @@ def _of_member(begins, numbers, member, SIZE: tl.constexpr):
 
 
 @triton.jit
-def _compare_numbers(row, expected, said, status, rank, SIZE: tl.constexpr, GIVEN: tl.constexpr = 0):
+def _compare_numbers(row, expected, said, status, rank, SIZE: tl.constexpr, ROWS: tl.constexpr = 0):
     """Report a member whose number of elements for this rank is not the expected one (blocks over members).
 
-    GIVEN: 1 if they are this rank's numbers for the member, `expected` those that it has.
+    ROWS: 1 for rows that it is to get, `expected` those that there are; 2 for rows of all, and of the output.
     """
     if tl.program_id(0) == 0:
         members = sync.members_of(SIZE)
         peer = tl.max(tl.where(expected == said, -1, members), axis=0)
         if peer >= 0:
             ours, theirs = _of_member(expected, said, peer, SIZE)
-            report_difference(status, rank, row.to(tl.int64), peer, ours, theirs, GIVEN, 0, _SPLITS)
+            report_difference(status, rank, row.to(tl.int64), peer, ours, theirs, ROWS, 0, _SPLITS)
 
 
 @triton.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=(*PER_CALL, *_SIZES))
@@ -165,8 +165,9 @@ def pull(
             come = tl.where(is_one, words & ((1 << _NUMBER_BITS) - 1), 0)
             out_begins, out_numbers = _that_fit(come, tl.cast(out_rows, tl.int64) * row_items)
             if done == 0:
-                _compare_numbers(row, out_numbers, come, status, rank, SIZE)
-                _compare_numbers(row, in_numbers, asked * row_items, status, rank, SIZE, 1)
+                needed = tl.where(out_numbers < come, tl.sum(come, 0) // row_items, out_rows)
+                _compare_numbers(row, out_rows, needed, status, rank, SIZE, 2)
+                _compare_numbers(row, in_numbers // row_items, asked, status, rank, SIZE, 1)
                 tl.store(takes + lanes, out_numbers // row_items, mask=(lanes < SIZE) & (tl.program_id(0) == 0))
         for i in range(SIZE):
             member = (me + 1 + i) % SIZE
