@@ -152,7 +152,7 @@ def kernels() -> str:
 _LEFT_OUT: dict[str, set[Any]] = {
     "fused": {1, 64, 512, 1024, 2048, "11008x4096", "28672x8192"},
     "norm": {16, 128}, "models": {"heap", "dispatch", 8, 8192},
-    "torch_backend": {"FSDP2, 2048/2048", "FSDP2, 4096/512", "DDP, 4096/512"},
+    "torch_backend": {"DDP, 4096/512", "nccl heap"},
     "ccl": {"all_gather", "reduce_scatter"},  # between kernels
 }  # fmt: skip
 """Values of parameters by kind of results: points with them are in the file alone."""
@@ -322,12 +322,15 @@ def torch_steps() -> str:
             tokens = params["batch"] * params["tokens"] * (1 if is_divided else gpus)
             for name, each in there.items():
                 is_beside = name != "nccl" and "nccl" in there
-                beside = f" ({there['nccl']['time_us'] / each['time_us']:.2f})" if is_beside else ""
+                ratio = each.get("ratio") or (there["nccl"]["time_us"] / each["time_us"] if is_beside else 0.0)
+                beside = f" ({ratio:.2f})" if is_beside else ""
                 cell = f"{tokens / each['time_us'] * 1e3:,.0f}{beside}"
                 if is_divided:
                     columns[f"{gpus} GPUs, {how}"] = None
                     launched.setdefault(name, {})[f"{gpus} GPUs, {how}"] = cell
-                elif is_on_page("torch_backend", {"step": (step := f"{what}, {params['width']}/{params['tokens']}")}):
+                    continue
+                step = f"{what}, {params['width']}/{params['tokens']}"
+                if is_on_page("torch_backend", {"step": step, "provider": name}):
                     eager.setdefault(step, {})[f"{gpus} GPUs, {name}"] = cell
     if not launched or not eager:
         return "No run on GPUs is kept yet."
