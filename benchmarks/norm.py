@@ -3,11 +3,11 @@
     python benchmarks/norm.py [--ranks N] [--quick] [--axis rows=1,16,128]
 
 One process per GPU; bf16; rows of 8192 elements.  "iris" is what ctx.ops chooses, "iris <algorithm>" one that was
-named, "iris fp8" the same with an output of 8-bit floats and a scale for each row.  "ccl+norm" is ctx.ccl.all_reduce
-and the rest compiled by torch.compile into one kernel, "nccl+norm" NCCL's all_reduce and that kernel; "ccl" is the
-all_reduce alone, which is what the call adds to.  They are measured in CUDA graphs; the choice and its peers also
-"eager", with the launches by the host.  What the ranks add up to is 0, so that the residual is the same after any
-number of calls; it, and every element of the output, is compared in the timed configuration.
+named, "iris fp8" and "iris fp8 <algorithm>" the same with an output of 8-bit floats and a scale for each row.
+"ccl+norm" is ctx.ccl.all_reduce and the rest compiled by torch.compile into one kernel, "nccl+norm" NCCL's all_reduce
+and that kernel; "ccl" is the all_reduce alone, which is what the call adds to.  They are measured in CUDA graphs; the
+choice and its peers also "eager", with the launches by the host.  What the ranks add up to is 0, so that the residual
+is the same after any number of calls; it, and every element of the output, is compared in the timed configuration.
 
 Targets: in a graph, 1.3 times as fast as "ccl+norm", which is the "ratio", and twice as fast as "nccl+norm".
 
@@ -18,6 +18,7 @@ times say nothing then.
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -98,8 +99,8 @@ def all_reduce_rms_norm(state: State, ctx: Iris) -> None:
     tensors = problem.out, problem.residual, problem.x, problem.weight, EPS
     found = ctx.ops.explain("all_reduce_rms_norm", *tensors).candidates
 
-    def call8() -> Any:
-        return run(problem.out8, *tensors[1:], scales=problem.scales)
+    def call8(config: Config | None = None) -> Any:
+        return run(problem.out8, *tensors[1:], scales=problem.scales, config=config)
 
     def with_ccl() -> None:
         ctx.ccl.all_reduce(problem.total, problem.x)
@@ -114,12 +115,14 @@ def all_reduce_rms_norm(state: State, ctx: Iris) -> None:
         if timer:
             state.set_timer(timer)
         checks = {"check": problem.is_right, "prepare": problem.spoil}
+        checks8 = checks | {"check": problem.is_right8}
         state.provider(f"iris{suffix}", lambda: run(*tensors), **checks, baseline=f"ccl+norm{suffix}")
         if timer != "events":
             for name in (each.name for each in found if each.ok):
                 config = Config(algorithm=name)
                 state.provider(f"iris {name}", lambda config=config: run(*tensors, config=config), **checks)
-            state.provider("iris fp8", call8, check=problem.is_right8, prepare=problem.spoil)
+                state.provider(f"iris fp8 {name}", partial(call8, config), **checks8)
+            state.provider("iris fp8", call8, **checks8)
         state.provider(f"ccl+norm{suffix}", with_ccl, **checks)
         state.provider(f"ccl{suffix}", lambda: ctx.ccl.all_reduce(problem.total, problem.x), check=None)
         if not state.on_gpu:
