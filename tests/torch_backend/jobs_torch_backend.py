@@ -344,13 +344,23 @@ def die(store, folder, device, by):
 
 
 def late(store, is_async):
-    """Rank 1 comes later than the group's bound: what this rank's call raises itself, and no later one."""
-    rank, _ = start(store, timeout=datetime.timedelta(seconds=3))
-    x = torch.ones(10)
-    dist.all_reduce(x)
+    """Rank 1 comes later than the group's bound: what this rank's call raises itself, and no later one.
+
+    Its last call was another one: of other elements, or, if asynchronous, of parts of other sizes.
+    """
+    rank, size = start(store, timeout=datetime.timedelta(seconds=3))
+
+    def call(number):
+        if not is_async:
+            return dist.all_reduce(torch.ones(number))
+        sizes, total = [number] * size, size * number
+        return dist.all_to_all_single(torch.empty(total), torch.ones(total), sizes, sizes, async_op=True)
+
+    for number in (10, 20):
+        finish(call(number))
     if rank == 1:
         time.sleep(5)
-    return said_by(lambda: finish(dist.all_reduce(x, async_op=is_async)))
+    return said_by(lambda: finish(call(10)))
 
 
 def program(text, port):

@@ -70,8 +70,7 @@ def _compare_numbers(row, expected, said, status, rank, SIZE: tl.constexpr, ROWS
     ROWS: 1 for rows that it is to get, `expected` those that there are; 2 for rows of all, and of the output.
     """
     if tl.program_id(0) == 0:
-        members = sync.members_of(SIZE)
-        peer = tl.max(tl.where(expected == said, -1, members), axis=0)
+        peer = sync.differing(expected, said, row, SIZE)
         if peer >= 0:
             ours, theirs = _of_member(expected, said, peer, SIZE)
             report_difference(status, rank, row.to(tl.int64), peer, ours, theirs, ROWS, 0, _SPLITS)

@@ -126,7 +126,7 @@ def norm_one_shot(
             there = _slot(stage, bases, me, (me + 1 + i) % SIZE, first + (me * EACH + t // programs) * BLOCK)
             tl.store(there + at, values, mask=mask)
     sync.barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)
-    sync.compare_words(words, row, kind, status, rank, SIZE)
+    sync.compare_kinds(row, kind, status, rank, SIZE, words)
     factors = row_of(weight, 0, hidden, ALIGNED, BLOCK)
     for t in range(program, rows, programs):
         before = row_of(residual, t, hidden, ALIGNED, BLOCK)

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from iris_core.device.context_words import MismatchCode
-from iris_triton.language.flags import await_flags, lanes_for, report_difference, set_flag, set_flags
+from iris_triton.language.flags import await_flags, lanes_for, poll, report_difference, set_flag, set_flags
 from iris_triton.language.sync import gather_stores
 
 _KIND = tl.constexpr(int(MismatchCode.KIND))
@@ -107,17 +107,22 @@ def enter(control, bases, me, kind, SIZE: tl.constexpr):
 
 
 @triton.jit
-def compare_kinds(row, kind, status, rank, SIZE: tl.constexpr):
-    """Report if a member's `kind` differs; call it between the first and the last barrier of a call."""
-    compare_words(row + 3 * SIZE, row, kind, status, rank, SIZE)
+def differing(ours, theirs, row, SIZE: tl.constexpr):
+    """Return a member that has come to this call with another word than ours (scalar); -1 if there is none."""
+    members = members_of(SIZE)
+    peer = tl.max(tl.where(theirs == ours, -1, members), axis=0)
+    if peer >= 0:  # its word may be of an earlier call, where the wait for it has ended without it
+        has_come = poll(row + members, "acquire", "sys") > last_epoch(row, SIZE)
+        peer = tl.max(tl.where((theirs != ours) & has_come, members, -1), axis=0)
+    return peer
 
 
 @triton.jit
-def compare_words(words, row, kind, status, rank, SIZE: tl.constexpr):
-    """Report in the first program if a member's word is not `kind`."""
+def compare_kinds(row, kind, status, rank, SIZE: tl.constexpr, words=None):
+    """Report if a member's `kind` (of int64[SIZE], if not in the row) differs; between the barriers of a call."""
     if tl.program_id(0) == 0:
-        theirs = tl.load(words + members_of(SIZE))
-        peer = tl.max(tl.where(theirs == kind, -1, members_of(SIZE)), axis=0)
+        theirs = tl.load((row + 3 * SIZE if words is None else words) + members_of(SIZE))
+        peer = differing(kind, theirs, row, SIZE)
         if peer >= 0:
             other = tl.max(tl.where(members_of(SIZE) == peer, theirs, 0), axis=0)
             report_difference(status, rank, row.to(tl.int64), peer, 0, 0, kind, other, _KIND)
