@@ -256,6 +256,10 @@ def calls(store):
     work = dist.all_reduce(x := torch.ones(4), async_op=True)
     assert work.get_future().wait()[0].tolist() == x.tolist() == [size] * 4
     assert work.is_completed()
+    work.wait()
+    assert [each.data_ptr() for found in (work.result(), work.get_future().value()) for each in found] == [
+        x.data_ptr()
+    ] * 2
     again = torch.empty(2)
     with dist._coalescing_manager(device=torch.device("cpu"), async_ops=True) as several:
         dist.irecv(again, (rank - 1) % size)

@@ -56,6 +56,7 @@ def test_tensors_live_until_the_stream_of_the_call_waits(gpu):
     work.wait()
     work.wait()
     assert not work._tensors
+    assert work.result() == [x]
     assert (gpu.main.waits, gpu.other.waits) == (["s", "s"], ["s"])
     first, second = work._event, gpu.begin(y)
     assert second._event is not first

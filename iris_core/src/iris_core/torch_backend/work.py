@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import functools
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -37,12 +38,11 @@ class DoneWork(dist.Work):
 
     def __init__(self, result: list[Any], device: torch.device) -> None:
         super().__init__()
-        self._result: list[Any] | None = result
+        self._result = result
         self._device = device
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Let the current stream, or on the CPU the caller, wait for the operation."""
-        self._result = None  # the tensors need not live for it any longer
         return True
 
     def synchronize(self) -> None:
@@ -58,7 +58,7 @@ class DoneWork(dist.Work):
         return self.is_completed()
 
     def result(self) -> list[Any]:
-        return self._result or []
+        return self._result
 
     def get_future(self) -> torch.futures.Future[Any]:
         """Return a future of the output tensors; waiting for it makes the current stream wait."""
@@ -74,14 +74,15 @@ class DoneWork(dist.Work):
 class StreamWork(DoneWork):
     """An operation on a stream of its own; `wait` makes the current stream wait for it.
 
-    Its tensors live as long as it does, or until the stream that it was called on waits.  So torch's allocator, which
-    takes a while to ask other streams, need not know of the stream (as NCCL's works do from torch 2.8 on).
+    Its tensors live as long as it does, or until the stream that it was called on waits, and its result then as long as
+    others refer to it.  So torch's allocator, which takes a while to ask other streams, need not know of the stream (as
+    NCCL's works do from torch 2.8 on).
     """
 
     def __init__(
         self, result: list[Any], device: torch.device, side: SideStream, tensors: Sequence[torch.Tensor]
     ) -> None:
-        super().__init__(result, device)
+        super().__init__([*map(weakref.ref, result)], device)
         self._tensors, self._caller, self._side, self._event = tensors, side.current(), side, side.mark()
 
     def __del__(self) -> None:
@@ -99,6 +100,9 @@ class StreamWork(DoneWork):
 
     def is_completed(self) -> bool:
         return bool(self._event.query())
+
+    def result(self) -> list[Any]:
+        return [each for reference in self._result if (each := reference()) is not None]
 
     def _fulfil(self, future: torch.futures.Future[Any]) -> None:
         with torch.cuda.stream(self._side.stream):  # whose event the future takes
@@ -130,6 +134,8 @@ class ThreadWork(DoneWork):
         return self._running.done() and self._running.exception() is None
 
     def get_future(self) -> torch.futures.Future[Any]:
+        if self.is_success():
+            return super().get_future()
         ended: torch.futures.Future[Any] = torch.futures.Future()
         result, running = self.result(), self._running
 
