@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from jobs_common import finish, said_by
 from jobs_torch_backend import IS_211, collectives, flat, small_net, start, trained, whole
+from tables import raises
 from torch._C import _distributed_c10d as c10d
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -22,7 +23,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import iris_core.torch_backend as torch_backend
 from iris_core.errors import ArgumentError, GroupError, UnsupportedError
-from iris_core.torch_backend.adapters import IS_BACKEND
+from iris_core.torch_backend.adapters import IS_BACKEND, operations_of
 
 CPU = torch.device("cpu")
 PARTS = (3, 4), (5,), (1,)
@@ -89,7 +90,7 @@ def groups_of_all_kinds(store, is_bound):
             options = torch_backend.Options(heap_size="6MiB", devices=("cpu",))
             pair = dist.split_group(split_ranks=[[2, 1]], pg_options=options)
             groups["pair"] = pair, [2, 1] if IS_BACKEND else [1, 2]
-            assert rank not in (1, 2) or torch_backend._operations(pair)._options == options
+            assert rank not in (1, 2) or operations_of(pair)._options == options
             made = [dist.group.WORLD, half, mesh.get_group("rows"), *[last] * (rank in mine[1:])]
             assert {each.bound_device_id for each in made} == {bound}
             assert half.group_desc == "half"
@@ -101,7 +102,7 @@ def groups_of_all_kinds(store, is_bound):
     assert [name for name in members if not is_right(*groups[name])] == []
     assert is_bound or torch_backend.context_of(groups["that torch examines"][0]).num_ranks == 4
     dist.group.WORLD.monitored_barrier(datetime.timedelta(minutes=1))
-    assert torch_backend._operations(mesh.get_group("rows"))._options.heap_size == "8MiB"
+    assert operations_of(mesh.get_group("rows"))._options.heap_size == "8MiB"
     # of other sizes than before in this process: torch keeps what it has worked out, with groups that are gone
     a = torch.arange(64.0 if is_bound else 32.0).reshape(-1, 4)
     b = torch.ones(4, 2)
@@ -184,6 +185,10 @@ def what_a_group_refuses(store):
     for kind, call in cases:
         with pytest.raises(kind):
             call()
+    gloo, x = dist.new_group(backend="gloo"), torch.ones(1)
+    for call in (torch_backend.context_of, lambda _: torch.ops.iris.all_reduce(x, "sum", gloo.group_name)):
+        with raises(ArgumentError, name=f"{gloo.group_name!r} of backend 'gloo'"):
+            call(gloo)
     assert not backend.supports_tensor_alloc(gpu)
     assert not backend.supports_tensor_alloc(0)
     assert not backend.operations._contexts
@@ -327,7 +332,7 @@ def memory_of_the_group(store):
 
         def look():
             if backend == "iris":
-                operations = torch_backend._operations(mesh.get_group("parts"))
+                operations = operations_of(mesh.get_group("parts"))
                 made = itertools.chain(*(each.values() for each in operations._buffers["cpu"]._made.values()))
                 buffers = [each.memory for same in made for each in same]
                 taken.append((len(buffers), all(map(operations.context().is_symmetric, buffers))))

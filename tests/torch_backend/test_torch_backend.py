@@ -18,11 +18,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from jobs_examples import free_port
+from tables import raises
 
 from iris_core.dispatch.products import GATHERING
-from iris_core.errors import PeerLostError
+from iris_core.errors import ArgumentError, PeerLostError
 from iris_core.testing import RankPool
-from iris_core.torch_backend import Options
+from iris_core.torch_backend import Options, context_of, explain
 from iris_core.torch_backend.adapters import IS_BACKEND, create
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -127,6 +128,17 @@ def test_options():
     assert copy.deepcopy(options) == pickle.loads(pickle.dumps(options)) == options != Options()
     with pytest.raises(TypeError):
         create(dist.distributed_c10d._DistributedBackendOptions(), dist.ProcessGroupGloo.create_default_device)
+    for devices in ("cpu", ("cpuu",)):
+        with raises(ArgumentError, name="devices"):
+            Options(devices=devices)
+
+
+def test_before_there_are_groups():
+    for call in (context_of, explain):
+        with raises(ArgumentError, name="init_process_group"):
+            call()
+    program = "import iris_core.torch_backend, torch; torch.ops.iris.all_reduce"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=600)
 
 
 @pytest.mark.parametrize("num_ranks", [3])

@@ -11,13 +11,13 @@ Example:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
 from iris_core.api import Iris
-from iris_core.errors import GroupError
-from iris_core.torch_backend.adapters import NAME, create
+from iris_core.torch_backend import library  # noqa: F401 - defines torch.ops.iris
+from iris_core.torch_backend.adapters import NAME, create, operations_of
 from iris_core.torch_backend.options import Options
 
 if TYPE_CHECKING:
@@ -33,20 +33,6 @@ def register() -> None:
         dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu", "cuda"])
 
 
-def _operations(group: dist.ProcessGroup | None) -> object:
-    found: Any = dist.group.WORLD if group is None else group
-    if found is dist.GroupMember.NON_GROUP_MEMBER:
-        raise GroupError("this rank is not a member of the process group")
-    operations = getattr(found, "operations", None)
-    if operations is None and isinstance(found, dist.ProcessGroup):
-        for device in found._device_types:
-            backend: object = found._get_backend(device)
-            operations = operations or getattr(getattr(backend, "wrapped_pg", backend), "operations", None)
-    if operations is None:
-        raise ValueError(f"{found} is no process group of backend {NAME!r}")
-    return operations
-
-
 def context_of(group: dist.ProcessGroup | None = None, device: torch.device | str | None = None) -> Iris:
     """Return the `Iris` context of a process group: its heap, `ccl`, `ops`, and what kernels need.
 
@@ -57,15 +43,15 @@ def context_of(group: dist.ProcessGroup | None = None, device: torch.device | st
         device: where its tensors are; by default GPUs where there are any.
 
     Raises:
-        ValueError: the group has another backend.
+        ArgumentError: the group has another backend, or none was initialised.
         GroupError: this rank is not a member of the group.
     """
-    return _operations(group).context(device)  # type: ignore[attr-defined, no-any-return]
+    return operations_of(group).context(device)
 
 
 def explain(group: dist.ProcessGroup | None = None) -> str:
     """Return what of a process group runs on Iris, and what goes to gloo or NCCL."""
-    return _operations(group).explain()  # type: ignore[attr-defined, no-any-return]
+    return operations_of(group).explain()
 
 
 register()

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
-from iris_core.errors import ArgumentError, UnsupportedError
+from iris_core.errors import ArgumentError, GroupError, UnsupportedError
 from iris_core.torch_backend.operations import METHODS, OLDER, GroupOperations
 from iris_core.torch_backend.options import IS_BACKEND, Options, uncopied
 from iris_core.torch_backend.work import PassedWork
@@ -238,3 +238,21 @@ def create(about: Any, options: Options | None = None) -> Any:
     """Make the process group, or the backend, that torch asks for."""
     kind = IrisProcessGroup if not IS_BACKEND else DirectGroup if _is_alone(about.process_group) else IrisBackend
     return kind(about, options)
+
+
+def operations_of(group: dist.ProcessGroup | None) -> GroupOperations:
+    """Return the operations of a process group of backend "iris", that of all ranks by default; see `context_of`."""
+    found: Any = dist.group.WORLD if group is None else group
+    if found is None:
+        raise ArgumentError(f'torch.distributed has no groups yet: call init_process_group("{NAME}") first')
+    if found is dist.GroupMember.NON_GROUP_MEMBER:
+        raise GroupError("this rank is not a member of the process group")
+    operations: GroupOperations | None = getattr(found, "operations", None)
+    if operations is None and isinstance(found, dist.ProcessGroup):
+        for device in found._device_types:
+            backend: object = found._get_backend(device)
+            operations = operations or getattr(getattr(backend, "wrapped_pg", backend), "operations", None)
+        found = f"group {found.group_name!r} of backend {dist.get_backend(found)!r}"
+    if operations is None:
+        raise ArgumentError(f"{found} is no process group of backend {NAME!r}")
+    return operations

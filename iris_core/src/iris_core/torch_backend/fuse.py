@@ -30,7 +30,8 @@ from torch._inductor import custom_graph_pass
 from torch.fx import Graph
 
 from iris_core.dispatch import PLAIN
-from iris_core.torch_backend import _operations, library
+from iris_core.torch_backend import library
+from iris_core.torch_backend.adapters import operations_of
 
 Node = Any
 """A `torch.fx.Node`, whose arguments torch types as a union of all that there is."""
@@ -97,7 +98,7 @@ class _Pass(_AWARE or custom_graph_pass.CustomGraphPass):  # type: ignore[misc]
 def _ours(name: Any) -> Any:
     """Return the operations of the process group of a name; None if it has another backend."""
     try:
-        return _operations(c10d._resolve_process_group(name))
+        return operations_of(c10d._resolve_process_group(name))
     except (RuntimeError, TypeError, ValueError):
         return None
 

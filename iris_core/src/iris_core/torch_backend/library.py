@@ -30,7 +30,7 @@ from iris_core.api import Iris
 from iris_core.dispatch import PRODUCTS, products
 from iris_core.errors import ArgumentError, HeapClosedError, UnsupportedError
 from iris_core.nn.norm import norm_gradients
-from iris_core.torch_backend import _operations
+from iris_core.torch_backend.adapters import operations_of
 from iris_core.types import Group, ReduceOp
 
 _LIBRARY: Any = torch.library.Library("iris", "DEF")  # type: ignore[no-untyped-call]
@@ -84,7 +84,7 @@ def _group(name: str) -> _Group:
         raise ArgumentError(
             f"group {name!r} is unknown: name_of(ctx, group) makes names of open contexts, process groups have theirs"
         ) from None
-    return _Group(_operations(group).context_in_order, tuple(range(group.size())), group.rank())  # type: ignore[attr-defined]
+    return _Group(operations_of(group).context_in_order, tuple(range(group.size())), group.rank())
 
 
 def _define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch._C import _distributed_c10d as c10d
 
+from iris_core.errors import ArgumentError
 from iris_core.types import ReduceOp
 
 IS_BACKEND = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2]) >= (2, 14)
@@ -35,6 +36,8 @@ class Options(_Base):  # type: ignore[misc]
     _timeout = None  # which meshes read from options; that of a group is an argument of torch's
 
     def __post_init__(self) -> None:
+        if isinstance(self.devices, str) or not {"cpu", "cuda"}.issuperset(self.devices or ()):
+            raise ArgumentError(f'devices={self.devices!r} must be a tuple of "cpu" and "cuda", or None')
         if IS_BACKEND:  # a split gets a copy of torch's part alone, so the name of the backend there says the rest
             super().__init__(repr(self))
             _known[repr(self)] = self
