@@ -108,6 +108,7 @@ def groups_of_all_kinds(store, is_bound):
     b = torch.ones(4, 2)
     product = distribute_tensor(a, mesh, [Shard(0), Shard(1)]) @ distribute_tensor(b, mesh, [Replicate(), Shard(0)])
     assert torch.equal(product.full_tensor(), a @ b)
+    assert "to_local()" in said_by(torch.ops.iris.all_reduce, product, "sum", dist.group.WORLD.group_name)
 
 
 def objects(store):

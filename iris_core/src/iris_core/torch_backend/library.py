@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import torch
 from torch._C import _distributed_c10d as c10d
 from torch.autograd import forward_ad
+from torch.distributed.tensor import DTensor
 
 from iris_core.api import Iris
 from iris_core.dispatch import PRODUCTS, products
@@ -92,7 +93,12 @@ def _define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> s
     _LIBRARY.define(schema)
     _LIBRARY.impl(name, run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"iris::{name}", fake, lib=_LIBRARY)
+    torch.library.register_torch_dispatch(f"iris::{name}", DTensor, _refuse, lib=_LIBRARY)
     return name
+
+
+def _refuse(kind: type, op: Any, *given: Any) -> None:
+    raise TypeError(f"{op}: a tensor is a {kind.__name__}; pass this rank's part, tensor.to_local()")
 
 
 def _differentiate(name: str, save: Callable[..., None], backward: Callable[..., Any]) -> None:
