@@ -444,6 +444,10 @@ def gradients(store):
             found.append([each.grad for each in pair])
         assert found[1][1 - rank] is None, "the gradient of one factor"
         assert torch.equal(*(grads[rank] for grads in found)), dim
+    pair = x.detach().float(), b.bfloat16()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast = ops.matmul_all_reduce(*pair, None, group)
+    assert torch.equal(cast, ops.matmul_all_reduce(pair[0].bfloat16(), pair[1], None, group))
     recorded = b.t().contiguous().requires_grad_() * 1
     sums, out = (recorded, "sum", group), torch.zeros(2 * size, 2 * size)
     for op, given, how in (

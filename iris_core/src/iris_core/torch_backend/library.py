@@ -20,10 +20,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch._C import _distributed_c10d as c10d
+from torch.amp.autocast_mode import _cast
 from torch.autograd import forward_ad
 from torch.distributed.tensor import DTensor
 
@@ -283,10 +285,19 @@ def _product_gradient(op: str) -> Callable[..., Any]:
     return backward
 
 
+def _in_autocast(op: Callable[..., Any], device_type: str, *given: Any) -> Any:
+    """Run a product with its matrices in the dtype of the autocast around it, as torch's own."""
+    cast = _cast(given, device_type, torch.get_autocast_dtype(device_type))
+    with torch.autocast(device_type, enabled=False):
+        return op(*cast)
+
+
 for _op in PRODUCTS:
     _dim = ", int gather_dim=0" * (_op in products.GATHERING)
     _define_both(_op, f"Tensor a, Tensor b, Tensor? bias, str group{_dim}", *_product(_op))
     _differentiate(_op, _save_factors, _product_gradient(_op))
+    for _device in ("cpu", "cuda"):
+        _LIBRARY.impl(_op, partial(_in_autocast, getattr(_OPS, _op), _device), f"Autocast{_device.upper()}")
 
 
 # -- norms ------------------------------------------------------------------------------------------------------------
