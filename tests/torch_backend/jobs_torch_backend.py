@@ -317,7 +317,7 @@ def promising_bits(store):
 def die(store, folder, device, by):
     """Rank 1 ends within a step; the others write down the error that they get.  On GPUs, NCCL carries the step.
 
-    It may be one of torch's DDP, whose code in C++ reads the future of an asynchronous call, or of gloo's messages.
+    It may be one of torch's DDP, whose code in C++ reads the future of an asynchronous call, or of gloo's calls.
     """
     rank, size = start(store, device=device)
     x = torch.ones(1000, device=device)
@@ -325,13 +325,12 @@ def die(store, folder, device, by):
     dist.barrier()
 
     def step():
+        if by == "barrier":
+            return dist.group.WORLD.monitored_barrier()
         if by == "messages":
-            for each in {0, size - 1} if rank == 1 else [1]:
-                (dist.send if rank == 1 else dist.recv)(x, each)
-            return
+            return [(dist.send if rank == 1 else dist.recv)(x, each) for each in ({0, size - 1} if rank == 1 else [1])]
         if net is not None:
-            net(torch.ones(1, 4, device=device)).sum().backward()
-            return
+            return net(torch.ones(1, 4, device=device)).sum().backward()
         finish(dist.all_reduce(x, async_op=device == "cuda"))
         if device == "cuda":
             torch.cuda.synchronize()
@@ -348,17 +347,12 @@ def die(store, folder, device, by):
 
 
 def late(store, is_async):
-    """Rank 1 comes later than the group's bound: what this rank's call raises itself, and no later one.
-
-    Its last call was another one: of other elements, or, if asynchronous, of parts of other sizes.
-    """
+    """Rank 1 comes later than the group's bound, after a call of other sizes: what this rank's call raises itself."""
     rank, size = start(store, timeout=datetime.timedelta(seconds=3))
 
     def call(number):
-        if not is_async:
-            return dist.all_reduce(torch.ones(number))
-        sizes, total = [number] * size, size * number
-        return dist.all_to_all_single(torch.empty(total), torch.ones(total), sizes, sizes, async_op=True)
+        x, sizes = torch.ones(size * number), [number] * size
+        return dist.all_to_all_single(x.clone(), x, sizes, sizes, async_op=True) if is_async else dist.all_reduce(x)
 
     for number in (10, 20):
         finish(call(number))

@@ -93,6 +93,7 @@ def test_the_programs_of_the_page_run(ranks, number):
     ("device", "num_ranks", "by"),
     [
         *(("cpu", 3, each) for each in ("sum", "DDP", "messages")),
+        ("cpu", 2, "barrier"),
         *(pytest.param("cuda", n, each, marks=apart(n)) for n in (2, 4) for each in ("sum", "DDP")),
     ],
 )

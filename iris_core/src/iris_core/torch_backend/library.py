@@ -90,13 +90,12 @@ def _group(name: str) -> _Group:
     return _Group(operations_of(group).context_in_order, tuple(range(group.size())), group.rank())
 
 
-def _define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> str:
+def _define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> None:
     name = schema.partition("(")[0]
     _LIBRARY.define(schema)
     _LIBRARY.impl(name, run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"iris::{name}", fake, lib=_LIBRARY)
     torch.library.register_torch_dispatch(f"iris::{name}", DTensor, _refuse, lib=_LIBRARY)
-    return name
 
 
 def _refuse(kind: type, op: Any, *given: Any) -> None:
@@ -202,11 +201,6 @@ def _gather_gradient(grad: torch.Tensor, kind: str, group: str) -> torch.Tensor:
     return gathered / _group(group).size if kind == "avg" else gathered  # type: ignore[no-any-return]
 
 
-def _broadcast_gradient(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-    src, group = ctx.how
-    return _OPS.reduce(grad.contiguous(), src, group), None, None
-
-
 _differentiate("all_reduce", _save_how, _of_sums("all_reduce", _OPS.all_reduce))
 _differentiate("reduce_scatter", _save_how, _of_sums("reduce_scatter", _gather_gradient))
 _differentiate(
@@ -214,7 +208,7 @@ _differentiate(
     lambda ctx, grad: (_OPS.reduce_scatter(grad.contiguous(), "sum", *ctx.how), None),
 )  # fmt: skip
 _differentiate("all_to_all", _save_how, lambda ctx, grad: (_OPS.all_to_all(grad.contiguous(), *ctx.how), None))
-_differentiate("broadcast", _save_how, _broadcast_gradient)
+_differentiate("broadcast", _save_how, lambda ctx, grad: (_OPS.reduce(grad.contiguous(), *ctx.how), None, None))
 _differentiate("reduce", _save_how, lambda ctx, grad: (_OPS.broadcast(grad.contiguous(), *ctx.how), None, None))
 
 

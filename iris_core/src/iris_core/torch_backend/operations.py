@@ -29,7 +29,7 @@ from iris_core.settings import load_settings
 from iris_core.torch_backend import carried
 from iris_core.torch_backend.buffers import Buffers
 from iris_core.torch_backend.options import Options, reduction
-from iris_core.torch_backend.work import DoneWork, SeveralWorks, StreamWork, ThreadWork, begin_event, end_event
+from iris_core.torch_backend.work import DoneWork, SeveralWorks, StreamWork, ThreadWork, begin_event, end_event, watched
 from iris_core.types import ReduceOp
 
 _is_profiled: Callable[[], bool] = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
@@ -468,7 +468,8 @@ class GroupOperations:
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Wait for the other members on the host; rank 0 names who does not come.  torch asks gloo's groups alone."""
         timeout = _option(timeout, "timeout", timeout)  # from torch 2.14 on, among options
-        self.inner("cpu").monitored_barrier(self._timeout if timeout is None else timeout, wait_all_ranks)
+        with watched(self._contexts):
+            self.inner("cpu").monitored_barrier(self._timeout if timeout is None else timeout, wait_all_ranks)
 
     # -- two ranks ----------------------------------------------------------------------------------------------------
     def send(self, tensors: Any, dst: int, tag: int = 0) -> dist.Work:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import functools
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -174,20 +175,27 @@ class SeveralWorks(DoneWork):
         return torch.futures.collect_all([each.get_future() for each in self._works])
 
 
+@contextlib.contextmanager
+def watched(contexts: Mapping[str, Iris]) -> Iterator[None]:
+    """Raise PeerLostError in place of an error of the group inside, if a peer of `contexts` is lost."""
+    try:
+        yield
+    except RuntimeError:
+        for ctx in contexts.values():
+            watch_for_lost(ctx.heap.check_peers)
+        raise
+
+
 class PassedWork(dist.Work):
-    """A work of the group inside; PeerLostError takes the place of its error, if a peer of `contexts` is lost."""
+    """A work of the group inside; see `watched`."""
 
     def __init__(self, work: dist.Work, contexts: Mapping[str, Iris]) -> None:
         super().__init__()
         self._work, self._contexts = work, contexts
 
     def _call(self, name: str, *args: Any, **named: Any) -> Any:
-        try:
+        with watched(self._contexts):
             return getattr(self._work, name)(*args, **named)
-        except RuntimeError:
-            for ctx in self._contexts.values():
-                watch_for_lost(ctx.heap.check_peers)
-            raise
 
 
 for _name in ("wait", "synchronize", "is_completed", "is_success", "exception", "result", "get_future", "_source_rank",
