@@ -30,6 +30,17 @@ ROOT = pathlib.Path(__file__).parents[2]
 PAGE = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "pytorch.md").read_text(), re.DOTALL)
 apart = functools.partial(pytest.mark.multigpu, shared=False)  # NCCL inside wants a GPU for each rank
 ON_HEAP = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all"}
+RUN = """
+import iris_core, iris_core.torch_backend, torch, torch.distributed as dist
+def sizes():
+    with iris_core.Iris("1MiB", device="cpu") as ctx:
+        before = ctx.num_ranks
+    dist.init_process_group("iris")
+    total = torch.ops.iris.all_reduce(torch.ones(1), "sum", dist.group.WORLD.group_name)
+    dist.destroy_process_group()
+    return before, total.item()
+print(iris_core.run(sizes, 2))
+"""
 MIXED = pytest.mark.skipif(not IS_BACKEND, reason="before torch 2.14 a group in Python takes the place of a mixed one")
 
 
@@ -132,14 +143,14 @@ def test_options():
     for devices in ("cpu", ("cpuu",)):
         with raises(ArgumentError, name="devices"):
             Options(devices=devices)
-
-
-def test_before_there_are_groups():
-    for call in (context_of, explain):
+    for call in (context_of, explain):  # before there are groups
         with raises(ArgumentError, name="init_process_group"):
             call()
-    program = "import iris_core.torch_backend, torch; torch.ops.iris.all_reduce"
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=600)
+
+
+def test_a_function_of_run_has_the_backend_and_its_operators():
+    text = subprocess.run([sys.executable, "-c", RUN], check=True, timeout=600, capture_output=True, text=True).stdout
+    assert text == "[(2, 2.0), (2, 2.0)]\n"
 
 
 @pytest.mark.parametrize("num_ranks", [3])

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -50,7 +51,7 @@ def run(
 ) -> list[R]:
     """Call `fn(*args)` on `num_ranks` new processes and return their results in the order of ranks.
 
-    Inside `fn`, `Iris()` finds the other ranks.  All are ended when one of them raises, or this process dies.
+    In `fn`, `Iris()` and torch's `init_process_group()` find all ranks; they end if one raises, or this process dies.
 
     Args:
         fn: a function, if possible of the top level of a module or script; see below.
@@ -84,10 +85,13 @@ def run(
             )
         forked = os.getpid(), (fn, args)
 
+    with socket.socket() as free:  # of whose port torch's rank 0 can make its store
+        free.bind(("", 0))
+        variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), **(environ or {})}
+
     def start(rank: int) -> RankProcess:
         context = multiprocessing.get_context("fork") if forked else multiprocessing.get_context("spawn")
-        arguments = dict(environ or {}), torch_distributed, forked
-        return RankProcess(context, _main, *arguments, name=_BoundName(f"iris rank {rank}"))
+        return RankProcess(context, _main, variables, torch_distributed, forked, name=_BoundName(f"iris rank {rank}"))
 
     with RankProcesses(start, pickles=not forked) as processes:
         return processes.run(fn, num_ranks, *args)
