@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 from jobs_common import finish, said_by
 from jobs_torch_backend import IS_211, collectives, flat, small_net, start, trained, whole
-from tables import raises
 from torch._C import _distributed_c10d as c10d
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -188,18 +187,14 @@ def what_a_group_refuses(store):
             call()
     gloo, x = dist.new_group(backend="gloo"), torch.ones(1)
     for call in (torch_backend.context_of, lambda _: torch.ops.iris.all_reduce(x, "sum", gloo.group_name)):
-        with raises(ArgumentError, name=f"{gloo.group_name!r} of backend 'gloo'"):
-            call(gloo)
+        assert "backend 'gloo'" in said_by(call, gloo)
     assert not backend.supports_tensor_alloc(gpu)
     assert not backend.supports_tensor_alloc(0)
     assert not backend.operations._contexts
 
 
 def refused_by_all(store, is_async):
-    """Tensors and lists that do not fit, on rank 1 alone: each call is an ArgumentError on all ranks.
-
-    Return those that are not.
-    """
+    """Return which calls with tensors or lists that do not fit, on rank 1 alone, are no ArgumentError on all ranks."""
     rank, size = start(store, timeout=datetime.timedelta(seconds=30))
     wrong, how = rank == 1, {"async_op": is_async}
 
@@ -267,10 +262,7 @@ def at_once(group, ranks, is_async, device):
 
 
 def several_at_a_time(store, devices):
-    """Compare several calls at a time with gloo's, on all ranks and on two of them.
-
-    With other devices than the CPU for Iris, all of it goes to gloo inside.
-    """
+    """Compare several calls at a time with gloo's, on all ranks and on two of them."""
     rank, _ = start(store)
     options = torch_backend.Options(devices=devices)
     for ranks in ([0, 1, 2], [0, 2]):

@@ -17,11 +17,11 @@ import jobs_torch_backend as jobs
 import pytest
 import torch
 import torch.distributed as dist
+from jobs_common import unlike
 from jobs_examples import free_port
-from tables import raises
 
 from iris_core.dispatch.products import GATHERING
-from iris_core.errors import ArgumentError, PeerLostError
+from iris_core.errors import PeerLostError
 from iris_core.testing import RankPool
 from iris_core.torch_backend import Options, context_of, explain
 from iris_core.torch_backend.adapters import IS_BACKEND, create
@@ -33,8 +33,7 @@ ON_HEAP = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all"}
 RUN = """
 import iris_core, iris_core.torch_backend, torch, torch.distributed as dist
 def sizes():
-    with iris_core.Iris("1MiB", device="cpu") as ctx:
-        before = ctx.num_ranks
+    before = iris_core.Iris("1MiB", device="cpu").num_ranks
     dist.init_process_group("iris")
     total = torch.ops.iris.all_reduce(torch.ones(1), "sum", dist.group.WORLD.group_name)
     dist.destroy_process_group()
@@ -140,17 +139,14 @@ def test_options():
     assert copy.deepcopy(options) == pickle.loads(pickle.dumps(options)) == options != Options()
     with pytest.raises(TypeError):
         create(dist.distributed_c10d._DistributedBackendOptions(), dist.ProcessGroupGloo.create_default_device)
-    for devices in ("cpu", ("cpuu",)):
-        with raises(ArgumentError, name="devices"):
-            Options(devices=devices)
-    for call in (context_of, explain):  # before there are groups
-        with raises(ArgumentError, name="init_process_group"):
-            call()
+    devices = [functools.partial(Options, devices=each) for each in ("cpu", ("cpuu",))]
+    for name, calls in (("devices", devices), ("init_process_group", [context_of, explain])):  # before there are groups
+        assert unlike(*((f"ArgumentError: .*{name}", each) for each in calls)) == []
 
 
 def test_a_function_of_run_has_the_backend_and_its_operators():
-    text = subprocess.run([sys.executable, "-c", RUN], check=True, timeout=600, capture_output=True, text=True).stdout
-    assert text == "[(2, 2.0), (2, 2.0)]\n"
+    done = subprocess.run([sys.executable, "-c", RUN], check=True, timeout=600, capture_output=True, text=True)
+    assert done.stdout == "[(2, 2.0), (2, 2.0)]\n"
 
 
 @pytest.mark.parametrize("num_ranks", [3])

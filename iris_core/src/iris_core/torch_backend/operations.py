@@ -188,7 +188,7 @@ class GroupOperations:
         """Return which contexts and groups inside this process group has opened, and what goes where."""
         lines = [f"collectives of {', '.join(self._devices)} tensors: Iris"]
         lines += [f"  {kind}: {ctx.plugin_names}" for kind, ctx in self._contexts.items()]
-        lines.append("send, recv, reductions of bool and complex numbers, other devices: gloo on CPUs, NCCL on GPUs")
+        lines.append("send, recv, reductions of bool, complex, fp8, uint16, uint32, uint64, other devices: gloo, NCCL")
         if "cuda" in self._devices and not self._deterministic:
             lines.append(carried.SUMMARY)
         return "\n".join([*lines, *(f"  {kind}: {inner.name()}" for kind, inner in self._inner.items())])
