@@ -51,7 +51,7 @@ BUDGETS = {
     "iris_core/providers": 1967,
     "iris_core/registry": 872,
     "iris_core/testing": 1941,
-    "iris_core/torch_backend": 2378,
+    "iris_core/torch_backend": 2379,
     "iris_core/tracing": 476,
     "iris_core/tuning": 410,
     "iris_core/world": 2172,
@@ -76,7 +76,7 @@ BUDGETS = {
 
 # What came after the rooms were built, in whose budgets it is: lines at most of each, and the modules and packages.
 FEATURES = {
-    "PyTorch": (2562, ("iris_core.torch_backend", "iris_core.dispatch.traced")),
+    "PyTorch": (2563, ("iris_core.torch_backend", "iris_core.dispatch.traced")),
     "several nodes": (
         2518,
         (

@@ -59,10 +59,7 @@ def sliced(x, count, dim, onto):
 
 
 def shapes(store):
-    """What becomes of gathers and sums along each dimension: (operators, whether the values are those of eager).
-
-    All in one graph, in which nothing is shared: each case has tensors of its own.
-    """
+    """What becomes of gathers and sums along each dimension: (operators, whether the values are those of eager)."""
     rank, size = start(store)
     world, gloo = dist.group.WORLD, dist.new_group(backend="gloo")
     alone, _ = dist.new_subgroups(1)
@@ -214,10 +211,7 @@ def reduce_overhead():
 
 
 def refusals():
-    """What is wrong with what compiled functions say that call where torch would have to record, or with a config.
-
-    And those that must be one graph, where a call cannot be in one.  An asynchronous call works beside graphs.
-    """
+    """What is wrong with what compiled functions say whose calls cannot be in their graph.  One works beside graphs."""
     words = says("ccl.no gradient")
     with Iris("1MiB", device="cpu") as ctx:
         x, y, w = torch.ones(4, requires_grad=True), torch.zeros(4), torch.ones(4, 4, requires_grad=True)

@@ -8,6 +8,7 @@ import itertools
 import os
 import random
 import time
+import weakref
 from functools import partial, reduce
 from unittest import mock
 
@@ -21,6 +22,7 @@ from iris_core import Iris
 from iris_core.errors import UnsupportedError
 from iris_core.testing.conformance.collective_jobs import Case, promised, source
 from iris_core.torch_backend import fsdp, library
+from iris_core.torch_backend.adapters import operations_of
 from iris_core.torch_backend.communicator import Communicator
 
 SHAPES = [(), (0,), (5,), (3, 4)]
@@ -199,10 +201,7 @@ def lying_differently(store):
 
 
 def operators_lying_differently(store):
-    """Members' tensors lie differently in operators and the communicator, then alike, then again.
-
-    Eager and compiled, in the world and in a group of two, beside another context with ordinary tensors.
-    """
+    """Members' tensors lie differently in operators and the communicator, then alike, and again; eager and compiled."""
     rank, size = start(store, timeout=datetime.timedelta(seconds=60))
     comm, ops = Communicator(dist.group.WORLD, heap_size="8MiB"), torch.ops.iris
     ctx, other = (Iris("8MiB", device="cpu", group=dist.group.WORLD) for _ in range(2))
@@ -289,6 +288,12 @@ def calls(store):
     assert torch.equal(*found)
     dist.barrier()
     assert "fp8" in torch_backend.explain()
+    group = dist.new_group()
+    dist.all_reduce(x, group=group)
+    operations = weakref.ref(operations_of(group))
+    dist.destroy_process_group(group)
+    del group
+    assert operations() is None  # and what gloo had open
 
 
 def promising_bits(store):

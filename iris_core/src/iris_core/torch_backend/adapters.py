@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -202,7 +203,7 @@ class IrisProcessGroup(_Methods, DirectGroup):
     """
 
     def _backend(self, about: Any, options: Options | None) -> tuple[Any, GroupOperations]:
-        operations = _operations(about, lambda: self, options)
+        operations = _operations(about, weakref.ref(self), options)  # no cycle, which would keep threads of gloo
         return operations.inner("cpu"), operations
 
     def get_group_store(self) -> c10d.Store:
