@@ -54,13 +54,13 @@ BUDGETS = {
     "iris_core/torch_backend": 2379,
     "iris_core/tracing": 476,
     "iris_core/tuning": 410,
-    "iris_core/world": 2172,
+    "iris_core/world": 2176,
     "iris_allocators/*.py": 499,
     "iris_allocators/driver": 436,
     "iris_allocators/nccl": 225,
     "iris_allocators/vmem": 653,
     "iris_triton/*.py": 1484,
-    "iris_triton/collectives": 4272,
+    "iris_triton/collectives": 4276,
     "iris_triton/checker": 4071,
     "iris_triton/demos": 145,
     "iris_triton/gemm": 2690,
@@ -103,7 +103,7 @@ FEATURES = {
         ("iris_triton.checker", "iris_triton.testing.checked", "iris_core.cli.check", "iris_core.cli.all_orders"),
     ),
 }  # fmt: skip
-REST = 37_972
+REST = 37_980
 """Lines of all else, at most; 38,000 were planned."""
 
 ENGINE = 4000
