@@ -313,6 +313,7 @@ def test_each_launch_that_differs_is_bound_once_and_few_are_kept(monkeypatch):
 
     launched, x = [], torch.zeros(64)
     monkeypatch.setattr(launcher, "BoundKernel", Recorded)
+    monkeypatch.setattr(launcher.BoundKernels, "_MOST", 64)
     kernels = launcher.BoundKernels("kernel", {"B": 8}, ("x", "y"), "cuda:1", {"num_warps": 2})
     for pair in ((x, x), (x[4:], x[8:]), (x[1:], x), (x, x[1:]), (x, x.double()), (x[5:], x)):
         kernels(3, *pair, numel=5)
