@@ -7,8 +7,8 @@ ranks can divide them), `collectives` bytes from 1 KiB to 512 MiB; operations go
 not by the draw.  The first call of a kind measures (IRIS_TUNE=first).
 
 "iris" is the choice; "iris <algorithm>" one that was named; peers are those of benchmarks/fused.py and
-benchmarks/ccl.py.  Each is measured in CUDA graphs; `measured_ms` is what the first call spent
-on measuring, beside compiling.  The target: never more than 5 % behind the best of all of them.
+benchmarks/ccl.py.  Each is measured in CUDA graphs; `measured_ms` is what the first call spent on measuring,
+beside compiling.  The target: never more than 5 % behind the best of all of them.
 """
 
 from __future__ import annotations

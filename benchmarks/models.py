@@ -143,10 +143,10 @@ def experts(state: State, ctx: Iris) -> None:
         if timer:
             state.set_timer(timer)
         check = each.is_back if goes_back else each.has_arrived
-        state.provider(f"iris{suffix}", ours, check=check, prepare=each.spoil, baseline="nccl")
+        checks = {"check": check, "prepare": each.spoil, "baseline": "nccl"}
+        state.provider(f"iris{suffix}", ours, **checks)
         if goes_back:
-            of = {"check": check, "prepare": each.spoil, "baseline": "nccl"}
-            state.provider(f"iris merged{suffix}", each.there_and_merged, **of)
+            state.provider(f"iris merged{suffix}", each.there_and_merged, **checks)
     check = each.is_back if goes_back else each.peer_has_sent
     state.provider("nccl", theirs, check=check, prepare=each.spoil)
     if not state.on_gpu:

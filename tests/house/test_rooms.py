@@ -44,7 +44,7 @@ BUDGETS = {
     "iris_core/ccl": 368,
     "iris_core/cli": 1611,
     "iris_core/device": 1566,
-    "iris_core/dispatch": 3229,
+    "iris_core/dispatch": 3227,
     "iris_core/heap": 2666,
     "iris_core/nn": 849,
     "iris_core/ops": 1333,
@@ -103,7 +103,7 @@ FEATURES = {
         ("iris_triton.checker", "iris_triton.testing.checked", "iris_core.cli.check", "iris_core.cli.all_orders"),
     ),
 }  # fmt: skip
-REST = 37_980
+REST = 37_978
 """Lines of all else, at most; 38,000 were planned."""
 
 ENGINE = 4000

@@ -165,16 +165,16 @@ def _expert_cases():
             shape | {"LANES": 4, "WIDTH": 64, "BLOCK": 4096} | late, (_STORE, RELEASE, ACQUIRE),
         ),
         "send": (
-            (i32, f32, i64, f32, i32, i32, i32, f32, i32, i32, i32, f32, *flags, 1, 1024, 1024, 1792, i64),
+            (i32, f32, i64, f32, i32, i32, i32, f32, i32, i32, f32, *flags, 1, 1024, 1024, 1792, i64),
             shape | rows | several | {"WEIGHTED": False, "SHARED": True, "ONCE": True, "WAITS": True},
             (RELEASE, WIDE_STORE, ACQUIRE),
         ),
         "send weighted": (
-            (bf16, f32, i64, f32, i32, i32, bf16, f32, i32, i32, i32, f32, *flags, 1, 1024, 1024, 7168, i64),
+            (bf16, f32, i64, f32, i32, i32, bf16, f32, i32, i32, f32, *flags, 1, 1024, 1024, 7168, i64),
             shape | rows | several | {"WEIGHTED": True, "SHARED": False, "ONCE": False, "WAITS": False, "SCALES": 0},
             (RELEASE, _STORE),
         ),
-        "spread": ((i32, f32, i32, i32, 58, 1792), rows, (WIDE_STORE,)),
+        "spread": ((i32, f32, i32, i32, 58, 1792), rows | {"MOST": 8}, (WIDE_STORE,)),
         "meet": ((i64, i64, i32, 1, i64), group, (RELEASE, ACQUIRE)),
         "receive": ((i64, i64, i32, 1, i64), group | {"PLACE": 1}, (ACQUIRE,)),
         "give_back": (
@@ -182,7 +182,7 @@ def _expert_cases():
             (RELEASE, WIDE_STORE, ACQUIRE),
         ),
         "merge_back": (
-            (bf16, i32, i32, i32, f32, i32, 58, bf16, *flags, 1, 1024, 7168, i64),
+            (bf16, i32, i32, f32, i32, 58, bf16, *flags, 1, 1024, 7168, i64),
             group | {"MOST": 8, "SHARED": True, "WAITS": True, "BLOCK": 1024} | late, (RELEASE, _STORE, ACQUIRE),
         ),
         **{f"gather {merged}": (

@@ -83,7 +83,7 @@ _NEAR, _CLOSE, _FAR = 0.5, 1.0, 3.0
 fastest, up to the second its configs serve, wherever tensors lie, and up to the third it is better than an estimate.
 Of products with scales only M may: which N and K torch multiplies is a matter of remainders."""
 _SAME, _TIED = 0.125, 0.95
-"""Up to so many powers of two away a point says what is the fastest; farther, if the others take longer than this."""
+"""Within _SAME powers of two a point says what is the fastest; farther, only if the second takes 1 / _TIED as long."""
 
 _LEAST_NBYTES = 1 << 10  # smaller collectives take as long as one of this size
 _SAME_SPEED = {"float16": "bfloat16", "bfloat16": "float16"}
@@ -382,6 +382,13 @@ def _may_be_of(device: str, name: str) -> bool:
     return name.endswith(".json") and (number is None or name == file_name(device, int(number[1])))
 
 
+def _by_point(entries: Iterable[Entry]) -> dict[tuple[Any, ...], list[Entry]]:
+    points: dict[tuple[Any, ...], list[Entry]] = {}
+    for entry in entries:
+        points.setdefault((entry.group_size, entry.source, *entry.point), []).append(entry)
+    return points
+
+
 class Tables:
     """The tables of a device, from folders that need not exist; the first table of a point counts.
 
@@ -403,23 +410,14 @@ class Tables:
             for path in paths:
                 try:
                     if (table := tables.read_table(path)).device == device:
-                        self._add(table.entries)
+                        self._points |= _by_point(table.entries)
                 except SettingsError as error:  # measurements are advice: without them the model decides
                     logger.warning("a table is left out: %s", error)
 
-    def _add(self, entries: Iterable[Entry], *, first: bool = False) -> None:
-        points: dict[tuple[Any, ...], list[Entry]] = {}
-        for entry in entries:
-            points.setdefault((entry.group_size, entry.source, *entry.point), []).append(entry)
-        if first:
-            points |= {key: each for key, each in self._points.items() if key not in points}
-        else:
-            points = self._points | points
-        self._points = points  # at once: another thread may look
-
     def add(self, entries: Sequence[Entry], *, write: bool) -> None:
         """Add what this process has measured at a point, before all files; `write` also keeps it in the cache."""
-        self._add(entries, first=True)
+        points = _by_point(entries)  # assigned at once: another thread may look
+        self._points = points | {key: each for key, each in self._points.items() if key not in points}
         if not write:
             return
         size = entries[0].group_size

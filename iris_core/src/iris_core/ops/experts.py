@@ -31,8 +31,8 @@ class Workspace(SimpleNamespace):
         most_slots: choices that a member brings to a turn, at most.
         units: multiprocessors of the device.
         members, context: int32[size], their ranks, -1 of those that are gone; the context tensor.
-        others: inbox, inbox_scales, origin, source, listed, shares, back, table, published, arrived, returned, first,
-            state and done are tensors of the kernels, by the names that these have for them.
+        others: inbox, inbox_scales, origin, listed, shares, back, table, published, arrived, returned, first, state
+            and done are tensors of the kernels, by the names that these have for them.
     """
 
     units: int
@@ -149,8 +149,8 @@ class ExpertGroup(Made):
         self._space = Workspace(top_k=top_k, scales=scales, most_slots=slots, **zeros)
         self._kernels = self._kernels_for(self._space, {
             "inbox": ((capacity, hidden), dtype), "inbox_scales": ((capacity, scales), torch.float32),
-            "origin": ((capacity,), int32), "source": ((capacity,), int32), "shares": ((capacity,), torch.float32),
-            "listed": ((capacity, min(top_k, local)), int32),
+            "origin": ((capacity,), int32), "listed": ((capacity, min(top_k, local)), int32),
+            "shares": ((capacity,), torch.float32),
             "back": ((slots, hidden), result), "table": ((2, size, size * local), int32),
             "published": ((size,), int64), "arrived": ((size,), int64), "returned": ((size,), int64),
         })  # fmt: skip
@@ -262,7 +262,7 @@ class ExpertGroup(Made):
         with on_device(self._binder.target):
             words = space.inbox.view(torch.int32)  # what is there may be no number
             is_row = torch.arange(len(words), device=words.device)[:, None] < turn.offsets[-1]
-            turn.places = tuple(each.clone() for each in (space.origin, space.source, space.listed, space.shares))
+            turn.places = tuple(each.clone() for each in (space.origin, space.listed, space.shares))
             turn.scales_of_rows = space.inbox_scales.clone() if space.scales else None
             return Dispatched(torch.where(is_row, words, 0).view(self.dtype), turn.counts, turn)
 

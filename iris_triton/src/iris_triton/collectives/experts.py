@@ -202,8 +202,8 @@ def like(
 
 @triton.jit
 def send(
-    x, scales, chosen, weights, numbers, first, inbox, inbox_scales, origin, source, listed, shares, arrived, done,
-    state, members, me, slots, most_slots, words, context, WORLD: tl.constexpr, SIZE: tl.constexpr,
+    x, scales, chosen, weights, numbers, first, inbox, inbox_scales, origin, listed, shares, arrived, done, state,
+    members, me, slots, most_slots, words, context, WORLD: tl.constexpr, SIZE: tl.constexpr,
     EXPERTS: tl.constexpr, LOCAL: tl.constexpr, TOP_K: tl.constexpr, CHOICES: tl.constexpr, MOST: tl.constexpr,
     SCALES: tl.constexpr, LANES: tl.constexpr, WEIGHTED: tl.constexpr, SHARED: tl.constexpr, ONCE: tl.constexpr,
     WAITS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
@@ -215,9 +215,8 @@ def send(
         weights: float32, one for each slot; with WEIGHTED, what is stored is multiplied by it.
         scales, inbox_scales: float32, SCALES for each row; LANES is a power of two, at least that.
         origin: int32 on the heap: for each row of the inbox, its member times `most_slots` plus its slot there.
-        source: int32 on the heap, with ONCE: the row of the inbox to `spread` to this row; itself for what was stored.
-        listed, shares: int32 and float32 on the heap, with ONCE: for each row that was stored, how many rows there are
-            of its token, and the others of them, MOST in all; with SHARED, the weight of each row.
+        listed, shares: int32 and float32 on the heap, with ONCE: MOST for each row, how many rows its token has and the
+            others of them, or, if it was not stored, -1 minus the row to `spread` to it; with SHARED, its weight.
         arrived: int64[SIZE] on the heap: the last turn of each sender whose tokens are all there.
         done: see `is_last`.
         ONCE: store a token once for all its experts of a member.
@@ -254,9 +253,9 @@ def send(
             ctx.store(origin + row, me * most_slots + s, peer)
             if ONCE:
                 begin = tl.load(first + tl.load(chosen + stored)) + tl.load(numbers + stored)
-                ctx.store(source + row, begin, peer)
-                entry = tl.where(is_stored, alike, row.to(tl.int32))
-                ctx.store(listed + begin.to(tl.int64) * MOST + before, entry, peer)
+                ctx.store(listed + row * MOST, tl.where(is_stored, alike, -1 - begin), peer)
+                if not is_stored:
+                    ctx.store(listed + begin.to(tl.int64) * MOST + before, row.to(tl.int32), peer)
                 if SHARED:
                     ctx.store(shares + row, tl.load(weights + s), peer)
     tell_all(ctx, arrived, done, state, members, me, SIZE, _SENT, WAITS, EARLY)
@@ -264,15 +263,15 @@ def send(
 
 @triton.jit
 def spread(
-    inbox, inbox_scales, source, offsets, held, words, SCALES: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr,
-    EARLY: tl.constexpr
+    inbox, inbox_scales, listed, offsets, held, words, MOST: tl.constexpr, SCALES: tl.constexpr, LANES: tl.constexpr,
+    BLOCK: tl.constexpr, EARLY: tl.constexpr
 ):  # fmt: skip
     """Copy the rows of tokens that came once to where their further experts of this member look for them."""
     follow(EARLY)
     for row in range(tl.program_id(0), tl.load(offsets + held), tl.num_programs(0)):
-        begin = tl.load(source + row)
-        if begin != row:
-            come, to = tl.cast(begin, tl.int64), tl.cast(row, tl.int64)
+        to = tl.cast(row, tl.int64)
+        come = -1 - tl.load(listed + to * MOST).to(tl.int64)
+        if come >= 0:
             for start in range(0, words, BLOCK):
                 at = start + tl.arange(0, BLOCK)
                 value = tl.load(inbox + come * words + at, mask=at < words, other=0)
@@ -328,15 +327,16 @@ def give_back(
 
 @triton.jit
 def merge_back(
-    y, origin, source, listed, shares, offsets, held, back, returned, done, state, members, me, most_slots, hidden,
+    y, origin, listed, shares, offsets, held, back, returned, done, state, members, me, most_slots, hidden,
     context, WORLD: tl.constexpr, SIZE: tl.constexpr, MOST: tl.constexpr, SHARED: tl.constexpr, WAITS: tl.constexpr,
     BLOCK: tl.constexpr, EARLY: tl.constexpr
 ):  # fmt: skip
     """Add up a token's results, times their weights with SHARED, and store the sum as `give_back` the first of them."""
     ctx = DeviceContext.from_tensor(context, WORLD)
     for row in range(tl.program_id(0), tl.load(offsets + held), tl.num_programs(0)):
-        if tl.load(source + row) == row:
-            came_from, rows = tl.load(origin + row), tl.load(listed + tl.cast(row, tl.int64) * MOST)
+        rows = tl.load(listed + tl.cast(row, tl.int64) * MOST)
+        if rows > 0:
+            came_from = tl.load(origin + row)
             peer, slot = tl.load(members + came_from // most_slots), tl.cast(came_from % most_slots, tl.int64)
             if peer >= 0:
                 for start in range(0, hidden, BLOCK):
@@ -418,12 +418,12 @@ class ExpertKernels:
         rows = {"SCALES": space.scales, "LANES": triton.next_power_of_2(max(1, space.scales)), **start, **blocks}
         choices["CHOICES"], most = triton.next_power_of_2(space.top_k), {"MOST": space.listed.shape[1]}
         self._send = launches(send, group | choices | most | rows, "x scales chosen weights numbers inbox", **early)
-        self._spread = launches(spread, rows, "inbox offsets", **early)
+        self._spread = launches(spread, most | rows, "inbox offsets", **early)
         self._meet = launches(meet, group, num_warps=1)
         self._receive = launches(receive, group, "flags", num_warps=1)
         self._give_back = launches(give_back, group | start | blocks, "y origin offsets back")
-        kept = "origin source listed shares"
-        self._merge_back = launches(merge_back, group | most | start | {"BLOCK": _ELEMENTS}, f"y {kept} offsets back")
+        merged = group | most | start | {"BLOCK": _ELEMENTS}
+        self._merge_back = launches(merge_back, merged, "y origin listed shares offsets back")
         self._gather = launches(gather, choices | start | {"BLOCK": _ELEMENTS}, "out back chosen weights", **early)
         self._weigh = launches(weigh, experts | {"TOP_K": space.top_k, "BLOCK": _ELEMENTS}, "grad results chosen out")
 
@@ -459,7 +459,7 @@ class ExpertKernels:
     def give_back(self, turn: Turn, y: Any, waits: bool) -> None:
         """Store results, or sums of them, to where their tokens came from, tell the others, and wait for theirs."""
         s, rows = self._space, y.view(torch.int32)
-        places = turn.places or (s.origin, s.source, s.listed, s.shares)
+        places = turn.places or (s.origin, s.listed, s.shares)
         if turn.merged:
             self._merge_back(
                 self._programs(y.shape[0]), y, *places, turn.offsets, s.back, hidden=y.shape[1],
