@@ -71,7 +71,7 @@ def finish(
         PARTS: a row's parts, a power of two; what is called a row here is then one of them.
         words, tag: with several, an int64 of this rank for each part, and what no word has been tagged with.
     """
-    at = tl.arange(0, BLOCK)
+    at = tl.max_contiguous(tl.arange(0, BLOCK), 8)  # or a thread would hold 16 of 8 bits, and so two packets in a row
     mask = at < hidden
     begin = tl.cast(t, tl.int64) * hidden
     row = (before + total).to(residual.dtype.element_ty)
