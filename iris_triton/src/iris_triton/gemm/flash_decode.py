@@ -26,7 +26,6 @@ from iris_triton.launcher import BoundKernels
 from iris_triton.tiles.protocol import wait_bound
 
 _PIECES_OF_A_HEAD = 64  # at most, unless the caller says
-_OTHER_SHARED_NBYTES = 12 << 10  # beside keys and values
 _AT_ONCE = tl.constexpr(8)
 _LENGTH = tl.constexpr(int(MismatchCode.LENGTH))
 
@@ -134,19 +133,15 @@ class DecodeKernels:
     """Launches the kernel of one `iris_core.ops.attention.FlashDecode`, on the current stream."""
 
     def __init__(self, space) -> None:
-        device, units, stages = space.members.device, programs_at_once(space), 2 if torch.version.hip else 3
+        units, device = programs_at_once(space), space.members.device
         rows, heads, dim = space.batch * space.kv_heads, space.batch * space.heads, space.head_dim
+        pieces = space.pieces or max(1, min(units // rows, _PIECES_OF_A_HEAD))
+        self._programs = min(rows * pieces, units)
         group, wide = space.heads // space.kv_heads, width_of(dim) * space.dtype.itemsize
-        keys = max(16, min(64 if space.members.is_cuda else 32, 16384 // wide))
-        most = units  # programs that run at the same time
-        if space.members.is_cuda and torch.version.hip is None:  # with four warps, registers are enough for two
-            shared = torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor
-            most *= max(1, min(2, shared // (2 * stages * keys * wide + _OTHER_SHARED_NBYTES)))
-        pieces = space.pieces or min(units // rows, _PIECES_OF_A_HEAD) or max(1, most // rows)
-        self._programs = min(rows * pieces, most)
         constants = {
             "WORLD": space.world, "SIZE": space.size, "GROUP": group, "PIECES": pieces, "HEAD_DIM": dim,
-            "BLOCK_H": max(16, triton.next_power_of_2(group)), "BLOCK_KEYS": keys,
+            "BLOCK_H": max(16, triton.next_power_of_2(group)),
+            "BLOCK_KEYS": max(16, min(64 if space.members.is_cuda else 32, 16384 // wide)),
         }  # fmt: skip
         fixed = {
             "parts": torch.empty(pieces, heads, dim, dtype=torch.float32, device=device),
@@ -156,7 +151,7 @@ class DecodeKernels:
             "inbox_sums": space.inbox_sums, "arrived": space.arrived, "members": space.members,
             "context": space.context, "me": space.me, "rows": rows, "kv_heads": space.kv_heads,
         }  # fmt: skip
-        options = {"num_stages": stages}
+        options = {"num_stages": 2 if torch.version.hip else 3}
         tensors = "q", "k", "v", "lengths", "out"
         self._launch = BoundKernels(flash_decode, fixed | constants, tensors, str(device), options)
 
