@@ -26,8 +26,11 @@ def cases():
         for algorithm in PACKETS:
             yield Case(algorithm, (5, 200), dtype, out, weight="float32", programs=2)
             yield Case(algorithm, (1, 8), dtype, out)
-    for dtype in ("bfloat16", "float32"):  # four programs for a row, and one more that has none
-        yield Case("sentinel_one_shot", (2, 256), dtype, programs=9)
+    for dtype, out in (
+        ("bfloat16", "float8_e4m3fn"),
+        ("float32", ""),
+    ):  # four programs for a row, one for none
+        yield Case("sentinel_one_shot", (2, 256), dtype, out, programs=9)
     yield Case("unfused", (2, 3, 40), "float32", out="float8_e4m3fn")
 
 

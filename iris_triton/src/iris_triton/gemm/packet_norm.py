@@ -2,9 +2,9 @@
 
 Chosen for few rows, and for more: a call costs a launch and one hop, or two, as the all_reduce of these names does,
 whose mailbox it uses (`iris_triton.collectives.packets`).  In one shot a program sends its rows to all members, and
-finishes each as soon as all have sent theirs; where `comm_sms` is several times the rows, so many programs share a
-row, and tell each other the sums of their squares.  In two shots it sends each to its owner, which sums it and sends
-the sum to all.  Sums and residuals are those of `one_shot` and `two_shot`.
+finishes each as soon as all have sent theirs; where there are several times as many programs as rows, they share rows,
+and tell each other the sums of their squares and their largest elements.  In two shots it sends each to its owner,
+which sums it and sends the sum to all.  Sums and residuals are those of `one_shot` and `two_shot`.
 
 A place in the mailbox is free again two launches later: then all members have begun the launch in between, for each
 has sent something that this one got, or without which an owner could not have sent its sums.
@@ -14,7 +14,6 @@ import torch
 import triton
 import triton.language as tl
 
-from iris_core.dispatch import FP8
 from iris_core.dispatch.team import Host
 from iris_core.types import DeviceType, NormRequest
 from iris_triton.collectives.packets import mailbox as boxes
@@ -124,8 +123,8 @@ def norm_packets(
     boxes.confirm(counters, claimed, epoch, me, status, rank)
 
 
-_PACKETS_OF_A_WARP, _MOST_PARTS = 64, 8
-_SECONDS, _HOP_S, _WIRE = 1.0e-6, 0.8e-6, 3.4e11  # of the model
+_PACKETS_OF_A_WARP, _PACKETS_OF_A_PROGRAM, _MOST_WARPS, _MOST_PARTS = 32, 128, 32, 8
+_SECONDS, _HOP_S, _WIRE = 1.4e-6, 1.6e-6, 3.4e11  # of the model
 
 
 def shape_of(row: int, warps: int | None = None) -> tuple[int, int]:
@@ -134,7 +133,7 @@ def shape_of(row: int, warps: int | None = None) -> tuple[int, int]:
     With fewer, several threads would hold the same packet, and one of them clear what another one still waits for.
     """
     block = triton.next_power_of_2(row)
-    warps = warps or max(4, min(16, block // _PACKETS_OF_A_WARP))
+    warps = warps or max(4, min(_MOST_WARPS, block // _PACKETS_OF_A_WARP))
     return max(block, 32 * warps), warps
 
 
@@ -161,19 +160,19 @@ class PacketNorm(ReduceNorm):
         return _SECONDS + self._shots * _HOP_S + sent / _WIRE
 
     def _parts(self, request: NormRequest, row: int, programs: int) -> int:
-        """Return how many programs share a row of so many packets: as many as `comm_sms` of the config has for each.
+        """Return how many programs share a row of so many packets: as many as there are for each, by `comm_sms`.
 
-        Then the sum of the squares is made of theirs.  Scales would need the largest element, too.
+        The sum of the squares is then made of theirs, and so is the largest element.
         """
         most, each = _MOST_PARTS, programs // request.rows
-        while most > 1 and (most > each or row % most or self._shots == 2 or request.out_dtype in FP8):
+        while most > 1 and (most > each or row % most or self._shots == 2):
             most //= 2
         return most
 
     def prepare(self, request: NormRequest, host: Host) -> Plan:
         team, config, on_cpu = host.team, request.options["config"], request.target.type is DeviceType.CPU
         row = request.nbytes // request.rows // boxes.PACKET
-        parts = self._parts(request, row, self.resident(request, host, 1, 1))
+        parts = self._parts(request, row, self.resident(request, host, 1, request.rows * row // _PACKETS_OF_A_PROGRAM))
         row //= parts
         block, warps = shape_of(row, config.get("num_warps"))
         two, size = self._shots == 2, team.size
@@ -181,7 +180,7 @@ class PacketNorm(ReduceNorm):
         bands = -(-rows // size) if two else rows
         mailbox = boxes.mailbox_for(team, "sentinel", bands * row, self._shots * size)
         programs = min(self.resident(request, host, 2, boxes.MAX_PROGRAMS), rows)
-        nbytes, words = 8 * boxes.MAX_PROGRAMS, None
+        nbytes, words = 16 * boxes.MAX_PROGRAMS, None
         if parts > 1:
             words = team.region(f"parts of norms at {mailbox.offset_bytes}", nbytes).tensor[:nbytes].view(torch.int64)
         early = early_launch(team.device)

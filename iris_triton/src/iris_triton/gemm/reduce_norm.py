@@ -44,15 +44,20 @@ def row_of(pointer, t, hidden, ALIGNED: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _of_all_parts(mine, t, words, tag, PARTS: tl.constexpr):
-    """Add up a number of the programs of a row's parts, in the same order in all; they run at the same time."""
-    own = tag.to(tl.int64) << 32 | (mine.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF)
-    tl.atomic_xchg(words + t, own, sem="relaxed", scope="gpu")  # a word has all that there is to hand over
-    place = words + t // PARTS * PARTS + tl.arange(0, PARTS)
-    seen = tl.atomic_add(place, tl.zeros((PARTS,), tl.int64), sem="relaxed", scope="gpu")
-    while tl.sum(((seen >> 32).to(tl.int32) == tag).to(tl.int32), 0) < PARTS:
-        seen = tl.atomic_add(place, tl.zeros((PARTS,), tl.int64), sem="relaxed", scope="gpu")
-    return tl.sum(seen.to(tl.int32).to(tl.float32, bitcast=True), 0)
+def _publish(number, word, tag):
+    """Hand a number to the programs of a row's other parts: all there is to know is in one word."""
+    value = tag.to(tl.int64) << 32 | (number.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF)
+    tl.atomic_xchg(word, value, sem="relaxed", scope="gpu")
+
+
+@triton.jit
+def _of_parts(first, tag, COUNT: tl.constexpr, STEP: tl.constexpr):
+    """Return what the programs of a row's parts have published, in the same order in all; they run at the same time."""
+    place = first + tl.arange(0, COUNT) * STEP
+    seen = tl.atomic_add(place, tl.zeros((COUNT,), tl.int64), sem="relaxed", scope="gpu")
+    while tl.sum(((seen >> 32).to(tl.int32) == tag).to(tl.int32), 0) < COUNT:
+        seen = tl.atomic_add(place, tl.zeros((COUNT,), tl.int64), sem="relaxed", scope="gpu")
+    return seen.to(tl.int32).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -69,7 +74,7 @@ def finish(
         scales: float32 for each row, or None; then `most` is the largest number of the output's type.
         ALIGNED: all tensors begin at multiples of 16 bytes.
         PARTS: a row's parts, a power of two; what is called a row here is then one of them.
-        words, tag: with several, an int64 of this rank for each part, and what no word has been tagged with.
+        words, tag: with several, two int64 of this rank for each part, and what none has been tagged with.
     """
     at = tl.max_contiguous(tl.arange(0, BLOCK), 8)  # or a thread would hold 16 of 8 bits, and so two packets in a row
     mask = at < hidden
@@ -78,12 +83,22 @@ def finish(
     tl.store(wide(residual, ALIGNED) + begin + at, row, mask=mask)
     row = row.to(tl.float32)
     squares = tl.sum(row * row, 0)
-    if PARTS > 1:
-        squares = _of_all_parts(squares, t, words, tag, PARTS)
-    row *= tl.rsqrt(squares / (hidden * PARTS) + eps) * factors
     if scales is not None:
-        factor = tl.max(tl.abs(row), 0) / most
-        tl.store(scales + t, factor)
+        largest = tl.max(tl.abs(row * factors), 0)
+    if PARTS > 1:
+        first = words + t // PARTS * (2 * PARTS)
+        _publish(squares, first + t % PARTS * 2, tag)
+        if scales is None:
+            squares = tl.sum(_of_parts(first, tag, PARTS, 2), 0)
+        else:
+            _publish(largest, first + t % PARTS * 2 + 1, tag)
+            all_squares, all_largest = tl.split(tl.reshape(_of_parts(first, tag, 2 * PARTS, 1), (PARTS, 2)))
+            squares, largest = tl.sum(all_squares, 0), tl.max(all_largest, 0)
+    inverse = tl.rsqrt(squares / (hidden * PARTS) + eps)
+    row *= inverse * factors
+    if scales is not None:
+        factor = largest * inverse / most
+        tl.store(scales + t // PARTS, factor, mask=t % PARTS == 0)
         row = tl.minimum(tl.maximum(row / tl.where(factor > 0, factor, 1.0), -most), most)
     tl.store(wide(out, ALIGNED) + begin + at, row.to(out.dtype.element_ty), mask=mask)
 
