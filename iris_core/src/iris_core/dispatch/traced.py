@@ -119,21 +119,24 @@ class Anywhere:
 def trace(face: Any, op: str, tensors: Any, how: Any, async_op: bool | None, workspace: Any = None) -> Any:
     """Put a call into the graph that is being traced: `_run(written..., read, name)`; return its workspace.
 
-    Others break the graph, and say why if it must be whole (fullgraph=True): one that writes nothing could be dropped
-    from a graph, and one that torch would have to record for gradients is refused where it is made.  Split sizes that
-    all_to_all writes take the place of a residual.
+    Others break the graph, and say why if it must be whole (fullgraph=True): one that torch would have to record for
+    gradients is refused where it is made.  A call without an output is one that writes its input: torch drops calls
+    that write nothing.  Split sizes that all_to_all writes take the place of a residual.
     """
     out, *others = tensors
     group, config, *more = how
     recorded = torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors)
-    if recorded or out is None or async_op is not False:
-        why = UNRECORDED if recorded else "in a graph it needs an output, and no async_op"
+    if recorded or async_op is not False:
+        why = UNRECORDED if recorded else "async_op is not for compiled code"
         torch._dynamo.graph_break(msg=f"{op}: {why}")
         return _eagerly(face, op, tensors, how, async_op, workspace)
     has_splits = op == "all_to_all" and len(others) > 1
     written, read = (others[-1], others[:-1]) if has_splits else (None, others)
     residual, *read, scales = others if op == NORM else (written, *read, None)
-    if in_place := op != NORM and read[0] is out:
+    in_place: bool | None = op != NORM and read[0] is out
+    if out is None:
+        out, in_place = read[0], None
+    if in_place is not False:
         read = [None, *read[1:]]  # torch 2.11 makes a tuple of it
     number = None if config is None else getattr(config, "_hash", -1)  # which is no hash
     name = _name(face._binder.name, face._is_anywhere, op, in_place, number, group, *more)
@@ -141,7 +144,7 @@ def trace(face: Any, op: str, tensors: Any, how: Any, async_op: bool | None, wor
     return workspace  # that of the caller; the call's own is not known while it is traced
 
 
-def _name(binder: str, anywhere: bool, op: str, in_place: bool, number: int | None, group: Any, *how: Any) -> str:
+def _name(binder: str, anywhere: bool, op: str, in_place: Any, number: int | None, group: Any, *how: Any) -> str:
     if number is not None and number not in CONFIGS:  # the tracer has not made it yet
         raise ArgumentError(f"{op}: make the config outside of the code that torch.compile compiles")
     call = binder, anywhere, op, in_place, group, None if number is None else CONFIGS[number], *how
@@ -164,8 +167,8 @@ def _run(
     splits = () if residual is None else (residual,)
     given = (out, residual, *read, scales) if op == NORM else (out, *read, *splits)
     tensors = [None if each is None else each.detach() for each in given]
-    if in_place:
-        tensors[1] = tensors[0]
+    if in_place is not False:
+        tensors[:2] = tensors[0] if in_place else None, tensors[0]
     context = binder.open()
     face = context.ccl if op in OPS else context.ops
     _call(face._anywhere if anywhere else face, op, tuple(tensors), tuple(how))
