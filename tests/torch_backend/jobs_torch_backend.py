@@ -109,11 +109,11 @@ def on_nodes(store, nodes, job, *args):
         return job(store, *args)
 
 
-def equal_to_peer(store, groups, device="cpu"):
+def equal_to_peer(store, groups, device, every):
     """Compare every collective, called both ways, in the groups that have this rank, with gloo's or NCCL's.
 
-    In the first group with every dtype, shape and reduction, the others being as usual, both ways in turn; on the CPU
-    with every second dtype and shape, in turn: which ones `ctx.ccl` takes, tests/ccl tries.
+    In the first group with so many of the dtypes and shapes, one of `every`, and with every reduction, the others being
+    as usual, both ways in turn: which ones `ctx.ccl` takes, tests/ccl tries.
     """
     rank, _ = start(store, device=device)
     on_gpu = device == "cuda"
@@ -122,7 +122,7 @@ def equal_to_peer(store, groups, device="cpu"):
         if rank not in ranks:
             continue
         for place, (name, (call, make, reduces)) in enumerate(collectives(ranks, device).items()):
-            dtypes, shapes = (each if on_gpu else each[place % 2 :: 2] for each in (DTYPES[1:], SHAPES))
+            dtypes, shapes = (each[place % every :: every] for each in (DTYPES[1:], SHAPES))
             usual = torch.float32, SHAPES[-1], "SUM"  # the peers' sum of bool is any
             cases = [usual]
             if number == 0:
