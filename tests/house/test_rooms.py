@@ -44,7 +44,7 @@ BUDGETS = {
     "iris_core/ccl": 368,
     "iris_core/cli": 1611,
     "iris_core/device": 1566,
-    "iris_core/dispatch": 3227,
+    "iris_core/dispatch": 3248,
     "iris_core/heap": 2666,
     "iris_core/nn": 849,
     "iris_core/ops": 1333,
@@ -63,7 +63,7 @@ BUDGETS = {
     "iris_triton/collectives": 4276,
     "iris_triton/checker": 4071,
     "iris_triton/demos": 145,
-    "iris_triton/gemm": 2690,
+    "iris_triton/gemm": 2704,
     "iris_triton/interpreter": 3528,
     "iris_triton/language": 1850,
     "iris_triton/rocm_iris": 993,
@@ -76,7 +76,7 @@ BUDGETS = {
 
 # What came after the rooms were built, in whose budgets it is: lines at most of each, and the modules and packages.
 FEATURES = {
-    "PyTorch": (2563, ("iris_core.torch_backend", "iris_core.dispatch.traced")),
+    "PyTorch": (2566, ("iris_core.torch_backend", "iris_core.dispatch.traced")),
     "several nodes": (
         2518,
         (
@@ -88,7 +88,7 @@ FEATURES = {
         ),
     ),
     "experts, attention, norms, products of few rows, multicast, launches from C": (
-        3780,
+        3794,
         (
             "iris_core.ops.experts", "iris_core.ops.attention", "iris_core.ops.made", "iris_core.nn.expert_parallel",
             "iris_core.ops.unfused_attention",
@@ -103,7 +103,7 @@ FEATURES = {
         ("iris_triton.checker", "iris_triton.testing.checked", "iris_core.cli.check", "iris_core.cli.all_orders"),
     ),
 }  # fmt: skip
-REST = 37_978
+REST = 37_996
 """Lines of all else, at most; 38,000 were planned."""
 
 ENGINE = 4000

@@ -35,10 +35,10 @@ ALSO_ELSEWHERE = {
 }  # fmt: skip
 OF_COMMANDS = {"test_cli.py", "test_doctor.py"}  # what these print is what they are for
 
-TESTS = 23_997
+TESTS = 24_000
 """Lines of tests and of what errors say, at most, but for those of features; 24,000 were planned."""
 TESTS_OF_FEATURES = {  # as `FEATURES` of test_rooms.py: lines, and the folders and files
-    "PyTorch": (1881, ("torch_backend",)),
+    "PyTorch": (1883, ("torch_backend",)),
     "several nodes": (
         2005,
         (

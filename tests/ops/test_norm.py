@@ -26,10 +26,7 @@ def cases():
         for algorithm in PACKETS:
             yield Case(algorithm, (5, 200), dtype, out, weight="float32", programs=2)
             yield Case(algorithm, (1, 8), dtype, out)
-    for dtype, out in (
-        ("bfloat16", "float8_e4m3fn"),
-        ("float32", ""),
-    ):  # four programs for a row, one for none
+    for dtype, out in (("bfloat16", "float8_e4m3fn"), ("float32", "")):  # four programs of a row, one of none
         yield Case("sentinel_one_shot", (2, 256), dtype, out, programs=9)
     yield Case("unfused", (2, 3, 40), "float32", out="float8_e4m3fn")
 

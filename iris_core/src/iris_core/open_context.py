@@ -119,7 +119,7 @@ def open_heap(
     facts |= {"system_size": str(maker.system_nbytes), "IRIS_CHECK_SEED": str(settings.check_seed)}
     facts |= {"IRIS_CCL_WORKSPACE": "default" if settings.ccl_workspace is None else str(int(settings.ccl_workspace))}
     facts |= {"deterministic": str(settings.deterministic), "IRIS_CHECK": ", ".join(settings.check)}
-    facts |= {"IRIS_NODES": settings.nodes or ""}
+    facts |= {"IRIS_NODES": settings.nodes or "", "IRIS_TUNE": settings.tune or "default"}
     check_agreement(world, facts)
     if target.type is not DeviceType.CPU:
         torch.cuda.set_device(target.index)

@@ -234,7 +234,7 @@ class Binder:
         self._orders: dict[tuple[Any, ...], Order] = {}
         self._choosers: dict[bool, choice.Chooser] = {}
         mode = context.settings.tune or ("off" if on_cpu else "first")
-        parts = self.members, self._serve_by, self._algorithms, heap
+        parts = self.members, self._serve_by, self._algorithms, self.order, heap
         self._first = None if mode == "off" else FirstCalls(mode, *parts)
         self._closed = ""  # or why
         processors = min(each for (each,) in world.all_gather_ints([1 if on_cpu else context.get_cu_count()]))
@@ -318,13 +318,17 @@ class Binder:
             plan = self._prepare(algorithm, wish, team, scratch, False, None)
             return Bound(algorithm, plan, order, team, self.context, wish)
         kind, layout = (members, *shared.values()), layout_of(request)
+        is_named = config is not None and config.named(op)[0] is not None
+        is_new_part = whole is not None and settled is None and not is_named and len(members) > 1
         while True:
             try:
                 chosen = chooser.choose(request, config, left_out, settled)
             except Exception as error:  # noqa: BLE001 - of a plugin, of any kind; raised again, on all members
                 agreed.refuse(members, op, shared, error, within)
+            if is_new_part:  # one of them may have measured such calls in another group
+                first = choice.Choice(*agreed.gather(members, shared, chosen, within)[0])
+                chosen = chooser.choose(request, config, left_out, first)
             algorithm, wish = chooser.of(chosen, request)
-            is_named = config is not None and config.named(op)[0] is not None
             facts = {**shared, "algorithm": algorithm.name, "config": config_text(wish.options["config"])}
             number, is_new = agreed.number(members, facts, within, layout, agreed.served_by.get(kind, ""))
             team, wish = self._team(members, agreed), replace(wish, options={**wish.options, "kind": number})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import reprlib
@@ -313,8 +314,9 @@ class Found(NamedTuple):
     def decides(self, names: Iterable[str]) -> bool:
         """Whether the fastest of some algorithms here is sure to be nearly the fastest at the request's size."""
         times = sorted(each.seconds for each in self.entries if each.algorithm in names)
-        is_sure = self.apart <= _SAME or len(times) < 2 or times[0] < _TIED * times[1]
-        return self.is_near and is_sure and self.entries[0].measured
+        if not (times and self.is_near and self.entries[0].measured):
+            return False
+        return self.apart <= _SAME or len(times) == 1 or times[0] < _TIED * times[1]
 
     @property
     def reason(self) -> str:
@@ -396,7 +398,7 @@ class Tables:
     """
 
     def __init__(self, cache: Path, shipped: Iterable[Path], device: str) -> None:
-        self._cache, self._device = cache, device
+        self._cache, self._device, self._keeps = cache, device, True
         self._points: dict[tuple[Any, ...], list[Entry]] = {}
         for folder in (cache, *shipped):
             try:
@@ -422,11 +424,15 @@ class Tables:
             return
         size = entries[0].group_size
         path = self._cache / file_name(self._device, size)
+        old: Sequence[Entry] = ()
         try:
-            old = tables.read_table(path).entries if path.exists() else ()
+            with contextlib.suppress(SettingsError):  # there is none; or it is damaged, as was said when it was read
+                old = tables.read_table(path).entries
             tables.write_table(path, self._device, size, old, entries)
-        except (OSError, SettingsError) as error:
-            logger.warning("what was measured is not kept: %s", error)
+        except OSError as error:
+            if self._keeps:
+                logger.warning("what was measured is not kept: %s", error)
+            self._keeps = False
 
     def nearest(self, request: Request) -> Found:
         """Return the measured point that is the nearest to a request: in ranks first, then place, dtype and sizes."""

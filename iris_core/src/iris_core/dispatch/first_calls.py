@@ -37,15 +37,17 @@ class FirstCalls:
     """First calls of a kind for which no measured point is near: algorithms are measured for them (IRIS_TUNE, `mode`).
 
     `bind` makes the bound launch of a request, on all members or on none; `chooser` returns the algorithms for a
-    request.  While first calls are measured, half of the heap is left to users.
+    request, `order` the order of a group's calls.  What is measured takes half of the heap at most, in all.
     """
 
     mode: str
     members: Members
     bind: Callable[..., Any]
     chooser: Callable[[Any], Chooser]
+    order: Callable[[tuple[int, ...]], Any]
     heap: SymmetricHeap
     seconds: float = 0.0  # that the last kind was measured for, beside compiling and binding
+    taken_nbytes: int = 0  # of the heap, by all kinds
 
     def serve(self, request: Any, call: Any, shared: dict[str, str], scratch: Any) -> Any:
         """Return the fastest launch for a call, measured on its tensors; None if nothing is measured for it.
@@ -58,7 +60,7 @@ class FirstCalls:
         """
         ranks, config = request.members, call.config
         is_alone = len(ranks) == 1 or call.op in POINT_TO_POINT or size_of(request) is None
-        if is_alone or self.members.knows(ranks, shared):
+        if is_alone or self.members.earlier(request, shared, config)[1] is not None:
             return None
         try:
             if config is not None and config.named(call.op)[0] is not None:
@@ -84,15 +86,16 @@ class FirstCalls:
         self, request: Any, call: Any, shared: dict[str, str], launches: Sequence[Launch], scratch: Any
     ) -> Any:
         """Return the fastest launch, and leave the input as it was; None if none can be measured.  Collective."""
-        saved: torch.Tensor | None = None
+        saved, run = None, self.order(request.members).run  # after calls that are under way
         if is_in_place := bool(request.options.get("in_place")):  # where there is a root, on that one only
             with contextlib.suppress(torch.OutOfMemoryError):
-                saved = call.tensors[1].clone()
+                saved = run(call.tensors[1].detach().clone)
         world = self.members.world.subworld(tuple(sorted(request.members)))
         if not all(ok for (ok,) in world.all_gather_ints([saved is not None or not is_in_place])):
             return None
+        free = self.heap.stats().largest_free
         if self.mode == "first":
-            self.heap.spare_nbytes = self.heap.stats().largest_free // 2
+            self.heap.spare_nbytes = max(1, free - min(free // 2, self.heap.nbytes // 2 - self.taken_nbytes))
         chooser, self.seconds = self.chooser(request), 0.0
         try:
             times = self._times(request, call, launches, scratch, world)
@@ -103,8 +106,10 @@ class FirstCalls:
                 times += self._times(request, call, launches, scratch, world)
         finally:
             self.heap.spare_nbytes = 0
+            self.taken_nbytes += max(0, free - self.heap.stats().largest_free)
             if saved is not None:
-                call.tensors[1].copy_(saved)
+                with torch.inference_mode():  # or tensors made in that mode could not be written
+                    run(call.tensors[1].copy_, saved)
         if not times:
             return None
         times.sort(key=itemgetter(0))
@@ -142,7 +147,7 @@ class FirstCalls:
                 bounds.append(((name, given), self.bind((name, given), request, call.config, scratch)))
             except (CollectiveTimeoutError, DeviceError, HeapClosedError, PeerLostError, RankMismatchError):
                 raise
-            except IrisError as error:  # on all members, whatever one of them could not prepare
+            except (IrisError, TypeError) as error:  # on all members, whatever one of them could not prepare
                 logger.debug("%s: %s is not measured: %s", call.op, name, error)
         found: list[tuple[Launch, Any]] = []
         for launch, bound in bounds:

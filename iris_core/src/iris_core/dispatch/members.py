@@ -87,13 +87,13 @@ class Members:
         """Forget the choice for such calls, which all members cannot serve so."""
         self._settled.pop(_kind_of(request, shared, config), None)
 
-    def gather(self, members: tuple[int, ...], shared: Facts, row: Any) -> list[Any]:
+    def gather(self, members: tuple[int, ...], shared: Facts, row: Any, within: Team | None = None) -> list[Any]:
         """Compare a call that is new, and return each member's row (JSON), in the group's order.
 
         Collective: every member calls it.
         """
         order = tuple(sorted(members))
-        self.compare(members, {"algorithm": "measured at the first call", **shared})
+        self.compare(members, {"algorithm": "that of the first member", **shared}, within)
         rows = self.world.subworld(order).all_gather_object(row)
         return [rows[order.index(rank)] for rank in members]
 

@@ -157,8 +157,11 @@ def write_table(path: Path, device: str, group_size: int, old: Iterable[Entry], 
     text = f'{json.dumps(of)[:-1]}, "entries": [\n' + ",\n".join(f"  {line}" for line in lines) + "\n]}\n"
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    part.write_text(text)
-    part.replace(path)  # a process that reads meanwhile sees the old one or the new one
+    try:
+        part.write_text(text)
+        part.replace(path)  # a process that reads meanwhile sees the old one or the new one
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def versions(names: Iterable[str] = DISTRIBUTIONS) -> dict[str, str]:

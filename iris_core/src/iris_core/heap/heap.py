@@ -261,10 +261,10 @@ class SymmetricHeap:
         is_group = len(members) < len(self.heap_bases)
         is_small = is_group and nbytes <= self.system_area.nbytes // _SMALL  # the heap may have large granules
         region = self._of_area(world, nbytes, what, 1 if is_small else 2)
-        if region is None and self.spare_nbytes:
+        if region is None and self.spare_nbytes:  # what is free in one piece differs between members of other groups
             largest = self.stats().largest_free
-            if largest - nbytes < self.spare_nbytes:
-                problem = f"{what} would leave less than {self.spare_nbytes} bytes of the heap in one piece"
+            if not all(fits for (fits,) in world.all_gather_ints([largest - nbytes >= self.spare_nbytes])):
+                problem = f"{what} would leave too little of the heap in one piece, on one of the ranks"
                 free = {"free_bytes": largest, "largest_free_bytes": largest}
                 raise HeapExhaustedError(problem, requested_bytes=nbytes, **free)
         if region is None:
