@@ -141,7 +141,7 @@ def all_cases(size):
 
 
 def thinned(cases, size):
-    """Some of these: on 3 ranks a fifth, on more one of each operation, algorithm, gather_dim and layout.
+    """Some of these: on 3 ranks a fifth, on others one of each operation, algorithm, gather_dim and layout.
 
     They differ in all the rest, and on every number of ranks they are others.
     """
