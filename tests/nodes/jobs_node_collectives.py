@@ -99,7 +99,8 @@ def late(rank, share=0.2):
         return step
 
     with contextlib.ExitStack() as stack:
-        for of, names in ((Hierarchical, ("_begin_chunk", "_end_chunk")), (StraightAllToAll, ("_near", "_end"))):
+        levels = (Hierarchical, ("_begin_chunk", "_end_chunk")), (StraightAllToAll, ("_near", "_end"))
+        for of, names in (*levels, (TorchCollective, ("_start",))):
             changed = {name: delayed(getattr(of, name)) for name in names}
             stack.enter_context(mock.patch.multiple(of, **changed))
         yield
@@ -279,17 +280,17 @@ def begun_together():
 
 
 def beside_each_other():
-    """Calls of all ranks in a thread, while this one calls with its node and its rail."""
+    """Calls of all ranks in a thread, while this one calls with its node and its rail, in both orders."""
     with small_chunks(), Iris("16MiB", device="cpu") as ctx, late(ctx.cur_rank):
         me, chance = float(ctx.cur_rank), random.Random(ctx.cur_rank)
-        groups = [None, ctx.node_group, ctx.rail_group]
-        sums = [sum(range(ctx.num_ranks)) if group is None else sum(group) for group in groups]
+        groups = [None, ctx.node_group, ctx.rail_group, ctx.rail_group[::-1]]
+        sums = [i * sum(range(ctx.num_ranks) if group is None else group) for i, group in enumerate(groups, 1)]
         ys = [torch.zeros(3000) for _ in groups]
         for _ in range(8):
             works = []
-            for y, group in zip(ys, groups, strict=True):
-                works.append(ctx.ccl.all_reduce(y.fill_(me), y, group=group, async_op=True))
-                time.sleep(chance.random() * 0.02)
+            for i, (y, group) in enumerate(zip(ys, groups, strict=True), 1):
+                works.append(ctx.ccl.all_reduce(y.fill_(i * me), y, group=group, async_op=True))
+                time.sleep(chance.choice((0, 0.02)))
             for work in reversed(works):
                 work.wait()
             assert [y.unique().tolist() for y in ys] == [[total] for total in sums]

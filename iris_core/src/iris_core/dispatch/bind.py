@@ -477,7 +477,9 @@ class Binder:
         if members not in self._orders:
             host, gpu, keep = self.heap.streams, self.target.index, self._keep
             new: Order = HostStream(host, keep) if isinstance(host, HostStreams) else DeviceOrder(gpu, keep)
-            self._orders[members] = new
+            # between nodes, teams of the same ranks share a process group of torch
+            is_shared = members[0] not in POINT_TO_POINT and self._world.subworld(members).spans_nodes
+            self._orders[members] = self._orders.setdefault(tuple(sorted(members)) if is_shared else members, new)
         return self._orders[members]
 
     def _keep(self, tensor: torch.Tensor, stream: Any) -> None:
