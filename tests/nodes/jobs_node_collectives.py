@@ -43,6 +43,7 @@ def cases(size, which):
         yield from (Case(op, shape=(4096,), place="ordinary") for op in OPS if op != "reduce_scatter")
         for op in ("all_reduce", "broadcast", "reduce", "all_gather", "gather"):
             yield Case(op, "int32", shape=(), stacked=op.endswith("gather"))
+        yield from (Case(op, shape=(1,), place="strided") for op in ("all_gather", "broadcast", "gather", "scatter"))
     if "ways" in which:
         yield from (
             case for case in (*place_cases(), *way_cases(size)) if not case.config and case.splits != "on device"

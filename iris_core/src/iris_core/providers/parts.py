@@ -80,7 +80,7 @@ class Staged:
 
     def flat(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the contiguous elements, of one dimension."""
-        return tensor.view(-1) if self.buffer is None else self.buffer
+        return tensor.as_strided((tensor.numel(),), (1,)) if self.buffer is None else self.buffer
 
     def fill(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the same, with the tensor's values."""
