@@ -304,23 +304,27 @@ def beside_each_other():
 def node_refuses(how):
     """Rank 3 cannot prepare the collective of its node: all do without, or raise what is wrong if it is a mistake."""
     with Iris("4MiB", device="cpu") as ctx:
-        x, y = torch.ones(64), torch.zeros(64)
+        x, y = torch.ones(48), torch.zeros(48)
         chooser = ctx._binder._algorithms(mock.Mock(spec=[]))
         name, does = {
             "supports": ("supports", {"return_value": Availability.no("not today")}),
             "no room": ("prepare", {"side_effect": UnsupportedError("no room here")}),
             "broken": ("prepare", {"side_effect": ValueError("broken here")}),
         }[how]
-        with contextlib.ExitStack() as unable:
-            for each in chooser._by_op["reduce_scatter"].values() if ctx.cur_rank == 3 else ():
-                if not getattr(each, "spans_nodes", False):
-                    unable.enter_context(mock.patch.object(each, name, mock.Mock(**does), create=True))
-            broken = "IrisError: ranks 2, 3 .*'hierarchical'.*rank 3 .*'pull'.*: broken here"
-            words = broken if how == "broken" else ""
-            assert unlike((words, lambda: ctx.ccl.all_reduce(y, x))) == []
-        assert ctx.ccl.explain("all_reduce", y, x).algorithm == ("hierarchical" if how == "broken" else "gloo")
-        ctx.ccl.all_reduce(y, x)
-        assert y.unique().tolist() == [4.0]
+        broken = "IrisError: ranks 2, 3 .*'hierarchical'.*rank 3 .*'pull'.*: broken here"
+        calls = ("all_reduce", "reduce_scatter", [0, 1, 2, 3]), ("all_to_all", "all_to_all", [2, 0, 3])
+        for op, part, group in calls:
+            call = partial(getattr(ctx.ccl, op), y, x, group=group)
+            with contextlib.ExitStack() as unable:
+                for each in chooser._by_op[part].values() if ctx.cur_rank == 3 else ():
+                    if not getattr(each, "spans_nodes", False):
+                        unable.enter_context(mock.patch.object(each, name, mock.Mock(**does), create=True))
+                assert ctx.cur_rank not in group or unlike((broken if how == "broken" else "", call)) == []
+            if ctx.cur_rank in group:
+                served = ctx.ccl.explain(op, y, x, group=group).algorithm
+                assert served == ("hierarchical" if how == "broken" else "gloo")
+                call()
+                assert y.unique().tolist() == [4.0 if op == "all_reduce" else 1.0]
         ctx.barrier()
 
 

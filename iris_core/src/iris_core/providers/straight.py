@@ -124,6 +124,7 @@ class StraightAllToAll(Composed):
             landed = scratch_of(host, "straight from the other node", 2 * count, dtype).view(2, count)
             swap = _Swap(rail, then, landed, other, slice(other * count, (other + 1) * count))
             return _Plan(swap.begin, bound, sides[0], sides[1], True)
+        host.collective(None)  # torch connects the members: only if all have bound their node's part
         flat = self._flat.prepare(replace(request, options={**options, **far}), host)
         return _Plan(partial(self._flat.begin, flat), bound, sides[0], sides[1], has_memory)
 
