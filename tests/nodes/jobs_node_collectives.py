@@ -405,11 +405,13 @@ def order_of_chunks(op):
 
 
 def reduce_until(is_victim, phase, members):
-    """Call a collective of a group; then victims die, before another one, in the middle of it, or after the others."""
+    """Call a collective of a group; victims die before they connect or call again, in the middle, or after others."""
     bound_s = 4.0 if phase == "silent" else None
     with small_chunks(), Iris("8MiB", device="cpu", barrier_timeout=600.0, device_timeout=bound_s) as ctx:
         x = torch.ones(5000)
         if members is None or ctx.cur_rank in members:
+            if is_victim and phase == "connecting":
+                torch_distributed._group_of = die
             ctx.ccl.all_reduce(x, x, group=members)
             if is_victim:
                 while phase == "silent" and len(os.listdir(os.environ["SURVIVORS"])) < 2:

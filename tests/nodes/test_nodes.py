@@ -55,7 +55,7 @@ DEATHS = [
       for phase in ("opening", "allocation", "barrier", "kernel") for victims in (ALONE, NODE)),
     (ALONE, reduce_until, "in the middle", None), (ALONE, reduce_until, "before", None),
     (ALONE, reduce_until, "before", [1, 2, 3]), (NODE, reduce_until, "before", None),
-    (NODE, reduce_until, "silent", None),
+    (NODE, reduce_until, "silent", None), (ALONE, reduce_until, "connecting", None),
 ]  # fmt: skip
 SELDOM = [(NODE, jobs.use, phase, 4.0) for phase in ("kernel", "allocation")]  # survivors wait as in the barrier
 

@@ -43,6 +43,7 @@ IN_NODES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadca
 
 _IN_OUTPUT = ("all_reduce", "reduce")  # which torch does in place: they begin with a copy
 SYMMETRIC = {"all_gather_matmul": "fused_all_gather_matmul", "matmul_reduce_scatter": "fused_matmul_reduce_scatter"}
+_PAUSE_S = 0.01  # between two looks whether all have come to make a process group
 _LOOK_S = 0.5  # between two looks whether a rank has died that a call waits for
 _MARGIN_S = 5.0  # by which torch gives up later than a wait of ours, which says who did not come
 _DEVICES = {"gloo": "cpu", "nccl": "cuda"}
@@ -115,12 +116,19 @@ def _group_of(members: Sequence[int], ranks: Sequence[int] | None, backend: str,
         c10d, own = dist.distributed_c10d, dist.distributed_c10d._hash_ranks_to_str
         numbered = "_".join([backend, *map(str, numbers), *([what] if what else [])])
         # counted in the members' store: a process may be newer than others, and the store older than the world
-        number = c10d._get_default_store().add(f"iris/{numbered}/made by {dist.get_rank()}", 1)
+        store, until = c10d._get_default_store(), time.monotonic() + world.timeout_s
+        number = store.add(f"iris/{numbered}/made by {dist.get_rank()}", 1)
         name = f"iris_{number}_{numbered}"
-        c10d._hash_ranks_to_str = lambda ranks: name  # torch's depends on how many groups a rank has made
         bound = datetime.timedelta(seconds=world.timeout_s)
         try:
             with guarded(f"a process group of {backend}", members, world.check_peers):
+                store.add(f"{name}/came", 1)
+                while store.add(f"{name}/came", 0) < len(numbers):  # where torch waits in the store, nobody can look
+                    world.check_peers()
+                    if time.monotonic() >= until:
+                        raise RuntimeError(f"not all came within {world.timeout_s:g} s")
+                    time.sleep(_PAUSE_S)
+                c10d._hash_ranks_to_str = lambda ranks: name  # torch's depends on how many groups a rank has made
                 known = dist.new_group(list(numbers), bound, backend, use_local_synchronization=True)
         finally:
             c10d._hash_ranks_to_str = own
