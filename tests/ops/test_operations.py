@@ -26,10 +26,9 @@ def test_results(pool, some, num_ranks, device):
 @pytest.mark.parametrize("num_ranks", rank_counts(2, 3, seldom=[4]))
 def test_packets(pool, tmp_path, num_ranks, device):
     """On CPU ranks, of which 3 and more are late at random between two stores, a part of the cases."""
-    cases, job = list(packet_cases(num_ranks)), run_cases
-    if device == "cpu":
-        cases, late = thinned(cases, num_ranks), partial(late_inside, str(tmp_path / "changes"), 0.02, run_cases)
-        job = late if num_ranks > 2 else job
+    late = partial(late_inside, str(tmp_path / "changes"), 0.02, run_cases)
+    cases, job = list(packet_cases(num_ranks)), late if device == "cpu" and num_ranks > 2 else run_cases
+    cases = thinned(cases, num_ranks) if device == "cpu" else cases
     for wrong in pool.run(job, num_ranks, device, cases, 2, None, "", True, timeout_s=200.0):
         assert wrong == []
 

@@ -142,7 +142,9 @@ def judge(case: Case, rank: int, inputs: Sequence[torch.Tensor], found: torch.Te
     """
     dtype, right, found = inputs[0].dtype, case.expected(inputs)[rank], found.cpu().contiguous()
     if case.op not in REDUCING or not dtype.is_floating_point or case.exact:  # bytes, for numbers may be NaN
-        pairs = [_bytes(each) for each in (found, right.to(dtype))]
+        pairs = [
+            each.contiguous().as_strided((each.numel(),), (1,)).view(torch.uint8) for each in (found, right.to(dtype))
+        ]
         wrong = (pairs[0] != pairs[1]).view(found.numel(), dtype.itemsize).any(1)
     else:
         unit, is_exact = torch.finfo(dtype).eps, case.reduction in ("min", "max")
@@ -299,8 +301,4 @@ def _call(setup: Setup, ctx: Any, collective: Any, case: Case, num_turns: int) -
 
 def content(tensor: torch.Tensor) -> bytes:
     """Return the bytes of a tensor's elements."""
-    return bytes(_bytes(tensor.cpu()).numpy().tobytes())
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+    return bytes(tensor.cpu().contiguous().as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy().tobytes())
