@@ -212,38 +212,36 @@ def test_where_it_runs(monkeypatch, gpus, ranks, device, expected):
 
 # Each is one line that says so, before torch is imported, and no traceback.
 MISTAKES = {
-    "demo --ranks x": "int value: 'x'; iris demo --help says more",
+    "demo --ranks x": "int value: 'x'; iris demo --help says more", "tune --ops --shape 1x0x1": "three numbers such as",
     "demo --ranks 999999": "not 999999: a rank takes about", "demo --device gpu": "device='gpu' is not valid: say cpu,",
-    "demo --backend nope": "installed are gluon, triton",
-    "demo --allocator nope@nobody": "no allocator named 'nope@nobody'", "demo --allocator vmm": "did you mean 'vmem'?",
+    "demo --backend nope": "installed are gluon, triton", "config heepsize": "'heepsize'; did you mean IRIS_HEAP_SIZE?",
+    "demo --allocator nope@nobody": "no allocator named 'nope@nobody'", "tune --out /dev/null/t": "made in /dev/null (",
+    "demo --allocator vmm": "did you mean 'vmem'?", "--nope demo": "iris: unrecognized arguments: --nope; iris --help",
     "demo --nodes 2x": "nodes='2x' is not valid: IRIS_NODES is like", "demo --nodes 9999x9999": "of all nodes must be",
-    "demo --nodes 2x2 --ranks 3": "have 4 ranks, --ranks says 3", "tune --ranks 1": "a whole number from 2 to",
-    "tune --limit nan": "seconds above 0", "tune --backend=": "backend='' is not",
-    "tune --max many": "many: a size is a number of bytes or text", "tune --out /dev/null/t": "made in /dev/null (",
-    "tune --min 2KiB --max 1KiB": "2048 to 1024 bytes are none", "tune --shape 1x1x1": "give --ops, too",
-    "tune --ops --shape 1x0x1": "three numbers such as", "tune --ops --max 1MiB": "--max: fused operations have shapes",
-    "tune --device tpu": "(choose from 'cpu', 'cuda'); iris tune --help says more",  # cpu is no better guess than cuda
-    "trace": "invalid choice: 'trace'", "plugin": "did you mean plugins?", "docter": "did you mean doctor?",
-    "plugins --nope": "iris plugins: unrecognized arguments: --nope; iris plugins --help",
-    "--nope demo": "iris: unrecognized arguments: --nope; iris --help", "demo --rnaks 2": "2; did you mean --ranks?",
+    "demo --nodes 2x2 --ranks 3": "have 4 ranks, --ranks says 3", "bench model --rail-us nan": "--rail-us must be",
+    "tune --ranks 1": "a whole number from 2 to", "tune --dtype bf": "'bf' cannot be measured; known are bfloat16",
+    "tune --limit nan": "seconds above 0", "demo --only gemm-scatter": "'gemm-scatter'; did you mean gemm-all-scatter?",
+    "tune --backend=": "backend='' is not", "bench compare a b --tolerance nan": "--tolerance nan must be a number",
+    "tune --max many": "many: a size is a number of bytes or text", "IRIS_CACHE_DIR=/dev/null tune": "/dev/null/ccl",
+    "tune --min 2KiB --max 1KiB": "2048 to 1024 bytes are none", "IRIS_NODES=7x config device": "IRIS_NODES='7x' (from",
+    "tune --shape 1x1x1": "give --ops, too", "bench compare /absent/a b": "/absent/a is not a report of benchmarks",
+    "tune --ops --max 1MiB": "--max: fused operations have shapes", "tune --ops --dtype tf3": "did you mean tf32?",
+    "trace": "invalid choice: 'trace'", "IRIS_NODES=2x2 tune --ranks 2": "have 4 ranks, --ranks says 2",
+    "plugin": "did you mean plugins?", "IRIS_HEAP_SIZE=abc demo": "valid: a size is a number of bytes",
+    "docter": "did you mean doctor?", "IRIS_CHECK_REPORTS=/dev/null/x demo": "not valid: /dev/null/x cannot be written",
+    "plugins --nope": "iris plugins: unrecognized arguments: --nope; iris plugins --help", "bench": "required: ACTION",
+    "demo --rnaks 2": "2; did you mean --ranks?", "bench model --gpus 0": "--gpus must be a number above 0",
     "bench compare a b --tolerence=1": "iris bench compare: unrecognized arguments: --tolerence=1; did you mean --to",
-    "doctor --timeout soon": "seconds value", "doctor --timeout 0": "0: a bound", "bench": "required: ACTION",
-    "bench run": "'compare', 'model'", "bench compare a": "required: new",
-    "bench compare /absent/a b": "/absent/a is not a report of benchmarks",
-    "bench compare a b --tolerance nan": "--tolerance nan must be a number", "check nothing.py": "nothing.py",
+    "doctor --timeout soon": "seconds value", "check /proc/self/mem": "/proc/self/mem cannot be read: ",
+    "doctor --timeout 0": "0: a bound", "tune --ops --device cpu": "give small ones by --shape",
+    "bench run": "'compare', 'model'", "IRIS_BACKEND=nope tune": "named 'nope'", "demo --only=": "no ''; known are ge",
+    "bench compare a": "required: new", "check": "required: script; iris check", "check nothing.py": "nothing.py",
     "check /etc/passwd": "/etc/passwd is no program in Python: invalid syntax (passwd, line 1)",
-    "demo --only gemm-scatter": "'gemm-scatter'; did you mean gemm-all-scatter?", "demo --only=": "no ''; known are ge",
-    "IRIS_CHECK_REPORTS=/dev/null/x demo": "not valid: /dev/null/x cannot be written", "check /bin/ls": "no program in",
-    "tune --op all_reduc": "'all_reduc' cannot be measured; did you mean all_reduce?", "tune --max 0": "1024 to 0 byte",
-    "tune --dtype bf": "'bf' cannot be measured; known are bfloat16", "tune --ops --dtype tf3": "did you mean tf32?",
-    "bench model --gpus 0": "--gpus must be a number above 0", "bench model --rail-us nan": "--rail-us must be",
-    "config heepsize": "'heepsize'; did you mean IRIS_HEAP_SIZE?",
-    "IRIS_NODES=7x config device": "IRIS_NODES='7x' (from",
-    "IRIS_NODES=2x2 tune --ranks 2": "have 4 ranks, --ranks says 2", "IRIS_BACKEND=nope tune": "named 'nope'",
+    "check /bin/ls": "no program in", "tune --op all_reduc": "'all_reduc' cannot be measured; did you mean all_reduce?",
+    "tune --max 0": "1024 to 0 byte", "bogus demo": "'demo', 'check'",
     "IRIS_DEVICE=gpu config": "IRIS_DEVICE='gpu' (from the environment) is not valid: say cpu, cuda or cuda:1",
     "tune --device cpu --allocator vmem": "'vmem' names it): it works on cuda, hip only",
-    "tune --ops --device cpu": "give small ones by --shape",
-    "IRIS_HEAP_SIZE=abc demo": "valid: a size is a number of bytes", "IRIS_CACHE_DIR=/dev/null tune": "/dev/null/ccl",
+    "tune --device tpu": "(choose from 'cpu', 'cuda'); iris tune --help says more",  # cpu is no better guess than cuda
 }  # fmt: skip
 LATER = {
     "tune": "torch sees no GPU here: --device cpu measures ranks", "tune --device cuda": "2 ranks on cuda need a GPU",
@@ -266,18 +264,17 @@ for line in json.loads(sys.argv[1]):
         status = main(words[len(variables):])
     print(json.dumps([status, said.getvalue(), "torch" in sys.modules]))
 """
-HIDE = """
-import importlib.util, sys
-found = importlib.util.find_spec
+HIDE = """import importlib.util, sys; found = importlib.util.find_spec
 importlib.util.find_spec = lambda name, package=None: None if name == {name!r} else found(name, package)
 sys.modules[{name!r}] = None  # an import raises ModuleNotFoundError
 """
 ENVIRON = {name: value for name, value in os.environ.items() if not name.startswith("IRIS_")}
 ENVIRON["CUDA_VISIBLE_DEVICES"] = ""
-OLD = """
-import importlib.metadata
-found = importlib.metadata.version
+OLD = """import importlib.metadata; found = importlib.metadata.version
 importlib.metadata.version = lambda name: "3.5.1" if name == "triton" else found(name)
+"""
+WITHOUT = """from iris_core.registry import discovery; installed = discovery.installed
+discovery.installed = lambda path: (each for each in installed(path) if each.name not in {!r}.split())
 """
 
 
@@ -293,17 +290,20 @@ def test_wrong_arguments_are_one_line():
         assert ("did you mean" in said) == ("did you mean" in expected[line]), line
 
 
-@table(("before", "arguments", "words"), [
-    *((before, command, words) for command in ("demo", "tune", f"check {__file__}") for before, words in (
-        (HIDE.format(name="torch"), "torch is not installed for.*install"),
-        (HIDE.format(name="triton"), "Triton is not installed.*install"), (OLD, "triton 3.5.1 is too old.*install"),
-    )),
+@table(("before", "words"), [
+    (HIDE.format(name="torch"), "torch is not installed for.*install"), (OLD, "triton 3.5.1 is too old.*install"),
+    (HIDE.format(name="triton"), "Triton is not installed.*install"),
+    (WITHOUT.format("iris-allocators"), "no allocator is installed: pip install ./iris_allocators\n"),
+    (WITHOUT.format("iris-triton iris-gluon"), "no backend is installed: pip install ./iris_triton\n"),
+    (WITHOUT.format("iris-allocators iris-triton iris-gluon"), "no allocator and no backend is .*s ./iris_triton\n"),
 ])  # fmt: skip
-def test_an_environment_that_is_not_complete_is_named_with_what_to_install(before, arguments, words):
-    done = forked.fresh(before + RUN_ALL, json.dumps([f"{arguments} --device cpu"]), environ=ENVIRON)
-    status, said, torch_is_there = json.loads(done.stdout)  # importing torch takes more than a second
-    assert (status, said.count("\n"), torch_is_there) == (1, 1, "torch" in words)
-    assert re.search(words, said)
+def test_an_environment_that_is_not_complete_is_named_with_what_to_install(before, words):
+    lines = [f"{command} --device cpu" for command in ("demo", "tune", f"check {__file__}")]
+    done = forked.fresh(before + RUN_ALL, json.dumps(lines), environ=ENVIRON)
+    for status, said, torch_is_there in map(json.loads, done.stdout.splitlines()):
+        assert (status, said.count("\n"), torch_is_there) == (1, 1, "torch" in words)  # its import takes a second
+        assert re.search(words, said)
+    assert done.stdout.count("\n") == len(lines)
 
 
 def test_a_misspelt_variable_is_told_once_also_where_it_warns_itself(tmp_path):

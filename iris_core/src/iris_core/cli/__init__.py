@@ -64,8 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status: 0 if all is well, 1 if something is broken or failed, 2 for wrong usage.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    chosen = [argument for argument in arguments if argument in COMMANDS][:1]
-    parser = build_parser(chosen or COMMANDS)
+    first = next((argument for argument in arguments if not argument.startswith("-")), "")
+    parser = build_parser([first] if first in COMMANDS else COMMANDS)
     try:
         args = parser.parse_args(arguments)
         if args.command is None:

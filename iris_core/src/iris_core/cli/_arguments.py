@@ -73,6 +73,10 @@ def choose_plugins(settings: IrisSettings, device: str | None) -> Plan:
     if importlib.util.find_spec("torch") is None:
         raise ModuleNotFoundError(name="torch")
     registry = default_registry()
+    packages = {PluginKind.ALLOCATOR: "./iris_allocators", PluginKind.BACKEND: "./iris_triton"}
+    if missing := {kind: package for kind, package in packages.items() if not registry.records(kind)}:
+        ways = " ".join(missing.values())
+        raise ArgumentError(f"no {' and no '.join(missing)} is installed: pip install {ways}")
     try:
         plan = select(registry, settings, targets=device_targets(device, 0))
     except NoUsablePluginError as error:

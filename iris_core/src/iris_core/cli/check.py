@@ -38,7 +38,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--json", action="store_true", help="findings as JSON; the program's output on stderr")
     parser.add_argument("--timeline", metavar="FILE", help="write a picture of the findings for Perfetto into FILE")
     parser.add_argument("script", help="the program, a Python file")
-    parser.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
+    parser.add_argument("args", nargs=argparse.REMAINDER, help="its arguments").required = False
 
 
 def run(args: argparse.Namespace) -> int:
@@ -73,6 +73,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         with open(args.script, "rb") as file, warnings.catch_warnings(action="ignore"):  # Python's, when it runs
             compile(file.read(), args.script, "exec")
+    except OSError as error:
+        raise ArgumentError(f"{args.script} cannot be read: {error.strerror or error}") from error
     except (SyntaxError, ValueError) as error:
         raise ArgumentError(f"{args.script} is no program in Python: {error}") from error
     choose_plugins(settings, "cpu")
@@ -137,9 +139,8 @@ def _run_once(args: argparse.Namespace, checks: Sequence[str], seed: int | str |
         environ["IRIS_CHECK_TIMELINE"] = str(bool(args.timeline))
         if seed is not None:
             environ["IRIS_CHECK_SEED"] = str(seed)
-        where: Any = {"stdout": sys.stderr if args.json else None}
-        if quiet:
-            where = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        kept = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        where: Any = kept if quiet else {"stdout": sys.stderr if args.json else None}
         done = _ended([sys.executable, args.script, *args.args], env=environ, **where)
         if quiet and done.returncode:
             said = done.stdout.decode(errors="replace")
@@ -158,9 +159,8 @@ def _ended(command: list[str], **how: Any) -> subprocess.CompletedProcess[bytes]
             try:
                 said, _ = program.communicate()
             except BaseException:
-                with contextlib.suppress(ProcessLookupError):
+                with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
                     os.killpg(program.pid, signal.SIGTERM)
-                with contextlib.suppress(subprocess.TimeoutExpired):
                     program.wait(_PATIENCE_S)
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(program.pid, signal.SIGKILL)

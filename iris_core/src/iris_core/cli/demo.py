@@ -49,9 +49,7 @@ def run(args: argparse.Namespace) -> int:
     sizes = sizes_of(settings.nodes) if settings.nodes else []
     names = plan.backend.info.demos if plan.backend.info else frozenset()
     if not names:
-        raise ArgumentError(
-            f"backend {plan.backend.name!r} names no demonstrations (PluginInfo.demos); try --backend triton"
-        )
+        raise ArgumentError(f"backend {plan.backend.name!r} names no demonstrations; try --backend triton")
     names |= {BETWEEN} if sizes else set()
     if unknown := [name for name in args.only if name not in names]:
         raise ArgumentError(f"--only: there is no {unknown[0]!r}{nearest(unknown[0], names)}")
@@ -78,9 +76,7 @@ def run(args: argparse.Namespace) -> int:
         table.append((*about, *numbers, "right" if row["ok"] else "WRONG"))
     print_table(headings, table, title="iris demo")
     print(f"every result was checked against torch on one process; {seconds:.1f} s in all, start included")
-    print(explanation)
-    if note:
-        print(f"note: {note}")
+    print(explanation + (f"\nnote: {note}" if note else ""))
     return status
 
 
