@@ -70,8 +70,8 @@ def versions() -> str:
 
 def table(heads: list[str], rows: list[list[str]]) -> str:
     """A table; empty cells at the end of a row are left out, as Markdown allows."""
-    lines = ("| " + " | ".join(row) + " |" for row in (heads, ["---"] * len(heads), *rows))
-    return "\n".join(re.sub(r"[ |]+$", " |", line) for line in lines)
+    lines = [re.sub(r"[ |]+$", " |", f"| {' | '.join(row)} |") for row in (heads, *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(heads), *lines[1:]])
 
 
 # -- one result a row -------------------------------------------------------------------------------------------------
@@ -222,12 +222,13 @@ def against(*, kinds: tuple[str, ...] = ("ccl", "fused")) -> str:
         rows.setdefault(each.name, {}).setdefault(f"{each.num_ranks} GPUs, {each.launched}", []).append(each.ratio)
     heads = sorted({head for row in rows.values() for head in row})
     cells = [[name, *(spread(row.get(head, [])) for head in heads)] for name, row in rows.items()]
-    return f"{table(['', *heads], cells)}\n\n{source(*(each for kind in kinds for each in files(kind)), page='README')}"
+    where = source(*(each for kind in kinds for each in files(kind)), page="README")
+    return f"{table(['', *heads], cells)}\n\n-: unmeasured. {where}"
 
 
 def spread(ratios: list[float]) -> str:
-    """The least and the greatest of some ratios."""
-    return f"{min(ratios):.2f}-{max(ratios):.2f}" if ratios else ""
+    """The least and the greatest of some ratios; a dash for none."""
+    return f"{min(ratios):.2f}-{max(ratios):.2f}" if ratios else "-"
 
 
 def size(nbytes: int) -> str:
