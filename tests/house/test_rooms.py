@@ -44,13 +44,13 @@ BUDGETS = {
     "iris_core/ccl": 368,
     "iris_core/cli": 1611,
     "iris_core/device": 1566,
-    "iris_core/dispatch": 3248,
+    "iris_core/dispatch": 3250,
     "iris_core/heap": 2666,
     "iris_core/nn": 849,
     "iris_core/ops": 1333,
-    "iris_core/providers": 1967,
+    "iris_core/providers": 1976,
     "iris_core/registry": 872,
-    "iris_core/testing": 1941,
+    "iris_core/testing": 1943,
     "iris_core/torch_backend": 2379,
     "iris_core/tracing": 476,
     "iris_core/tuning": 410,
@@ -78,7 +78,7 @@ BUDGETS = {
 FEATURES = {
     "PyTorch": (2566, ("iris_core.torch_backend", "iris_core.dispatch.traced")),
     "several nodes": (
-        2518,
+        2527,
         (
             "iris_core.providers.hierarchical", "iris_core.providers.exchanged", "iris_core.providers.straight",
             "iris_core.providers.overlapped",
@@ -103,8 +103,8 @@ FEATURES = {
         ("iris_triton.checker", "iris_triton.testing.checked", "iris_core.cli.check", "iris_core.cli.all_orders"),
     ),
 }  # fmt: skip
-REST = 37_996
-"""Lines of all else, at most; 38,000 were planned."""
+REST = 38_000
+"""Lines of all else, at most, as planned."""
 
 ENGINE = 4000
 """Lines of `iris_core.dispatch`, `ccl` and `ops` that belong to no feature, at most."""
