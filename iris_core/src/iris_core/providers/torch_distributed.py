@@ -123,7 +123,7 @@ def _group_of(members: Sequence[int], ranks: Sequence[int] | None, backend: str,
         try:
             with guarded(f"a process group of {backend}", members, world.check_peers):
                 store.add(f"{name}/came", 1)
-                while store.add(f"{name}/came", 0) < len(numbers):  # where torch waits in the store, nobody can look
+                while store.add(f"{name}/came", 0) < len(numbers):  # torch waits in the store, which no thread can use
                     world.check_peers()
                     if time.monotonic() >= until:
                         raise RuntimeError(f"not all came within {world.timeout_s:g} s")

@@ -160,7 +160,7 @@ class PacketNorm(ReduceNorm):
         return _SECONDS + self._shots * _HOP_S + sent / _WIRE
 
     def _parts(self, request: NormRequest, row: int, programs: int) -> int:
-        """Return how many programs share a row of so many packets: as many as there are for each, by `comm_sms`.
+        """Return how many programs share a row of a number of packets: as many as there are for each, by `comm_sms`.
 
         The sum of the squares is then made of theirs, and so is the largest element.
         """

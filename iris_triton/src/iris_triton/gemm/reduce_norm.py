@@ -51,9 +51,9 @@ def _publish(number, word, tag):
 
 
 @triton.jit
-def _of_parts(first, tag, COUNT: tl.constexpr, STEP: tl.constexpr):
+def _of_parts(first, tag, COUNT: tl.constexpr):
     """Return what the programs of a row's parts have published, in the same order in all; they run at the same time."""
-    place = first + tl.arange(0, COUNT) * STEP
+    place = first + tl.arange(0, COUNT)
     seen = tl.atomic_add(place, tl.zeros((COUNT,), tl.int64), sem="relaxed", scope="gpu")
     while tl.sum(((seen >> 32).to(tl.int32) == tag).to(tl.int32), 0) < COUNT:
         seen = tl.atomic_add(place, tl.zeros((COUNT,), tl.int64), sem="relaxed", scope="gpu")
@@ -74,7 +74,7 @@ def finish(
         scales: float32 for each row, or None; then `most` is the largest number of the output's type.
         ALIGNED: all tensors begin at multiples of 16 bytes.
         PARTS: a row's parts, a power of two; what is called a row here is then one of them.
-        words, tag: with several, two int64 of this rank for each part, and what none has been tagged with.
+        words, tag: with several, an int64 of this rank for each part, two with scales, and what none was tagged with.
     """
     at = tl.max_contiguous(tl.arange(0, BLOCK), 8)  # or a thread would hold 16 of 8 bits, and so two packets in a row
     mask = at < hidden
@@ -86,13 +86,14 @@ def finish(
     if scales is not None:
         largest = tl.max(tl.abs(row * factors), 0)
     if PARTS > 1:
-        first = words + t // PARTS * (2 * PARTS)
-        _publish(squares, first + t % PARTS * 2, tag)
         if scales is None:
-            squares = tl.sum(_of_parts(first, tag, PARTS, 2), 0)
+            _publish(squares, words + t, tag)
+            squares = tl.sum(_of_parts(words + t // PARTS * PARTS, tag, PARTS), 0)
         else:
-            _publish(largest, first + t % PARTS * 2 + 1, tag)
-            all_squares, all_largest = tl.split(tl.reshape(_of_parts(first, tag, 2 * PARTS, 1), (PARTS, 2)))
+            _publish(squares, words + 2 * t, tag)
+            _publish(largest, words + 2 * t + 1, tag)
+            both = tl.reshape(_of_parts(words + t // PARTS * (2 * PARTS), tag, 2 * PARTS), (PARTS, 2))
+            all_squares, all_largest = tl.split(both)
             squares, largest = tl.sum(all_squares, 0), tl.max(all_largest, 0)
     inverse = tl.rsqrt(squares / (hidden * PARTS) + eps)
     row *= inverse * factors
