@@ -160,6 +160,8 @@ def in_one_graph():
                 ctx.ccl.all_gather(gathered, y + x, group)
                 ctx.ccl.broadcast(gathered, 1, group)
                 ctx.ccl.reduce(y[:2] if ctx.cur_rank == 1 else None, x[:2], 1)
+                if ctx.cur_rank > 0:
+                    ctx.ccl.send(x[1:2], 2) if ctx.cur_rank == 1 else ctx.ccl.recv(y[:1], 1)
                 product, rows = w.new_empty(6, 3), w.new_empty(2, 3)
                 ctx.ops.matmul_all_reduce(product, w, w[:3], w[0], group=group)
                 ctx.ops.matmul_reduce_scatter(rows, w, w[:3])
@@ -178,7 +180,7 @@ def in_one_graph():
                 ours, wanted = compiled(y, x, w), step(ctx.zeros(4, dtype=torch.int64), x, w)
                 assert [*map(torch.equal, ours, wanted)] == [True] * 6
                 assert y[2:].any()
-                assert (y[:2].tolist() == [0, 6]) == (rank == 1)
+                assert (y[:2].tolist() == [0, 6], y[0].item() == 2) == (rank == 1, rank == 2)
 
 
 def reduce_overhead():

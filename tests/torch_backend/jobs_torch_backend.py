@@ -112,8 +112,8 @@ def on_nodes(store, nodes, job, *args):
 def equal_to_peer(store, groups, device, every):
     """Compare every collective, called both ways, in the groups that have this rank, with gloo's or NCCL's.
 
-    In the first group with so many of the dtypes and shapes, one of `every`, and with every reduction, the others being
-    as usual, both ways in turn: which ones `ctx.ccl` takes, tests/ccl tries.
+    In the first group with one of `every` dtypes, and shapes, in turn, and with every reduction, the others being as
+    usual, both ways in turn: which ones `ctx.ccl` takes, tests/ccl tries.
     """
     rank, _ = start(store, device=device)
     on_gpu = device == "cuda"

@@ -135,7 +135,7 @@ def trace(face: Any, op: str, tensors: Any, how: Any, async_op: bool | None, wor
     residual, *read, scales = others if op == NORM else (written, *read, None)
     in_place: bool | None = op != NORM and read[0] is out
     if out is None:
-        out, in_place = read[0], None
+        out, in_place = read[0], None  # for `_run`, which passes no output
     if in_place is not False:
         read = [None, *read[1:]]  # torch 2.11 makes a tuple of it
     number = None if config is None else getattr(config, "_hash", -1)  # which is no hash
