@@ -14,12 +14,12 @@ from table_files import table_file
 from tables import raises, table
 
 from iris_core.ccl import Config, ReduceOp
+from iris_core.dispatch import COLLECTIVES
 from iris_core.dispatch.choice import Chooser, Tables, place_of, size_of
 from iris_core.dispatch.requests import reduce_op
 from iris_core.dispatch.tables import Entry, read_table
 from iris_core.errors import ArgumentError, SettingsError, UnsupportedError
 from iris_core.ops import FusedConfig
-from iris_core.providers.torch_distributed import IN_NODES
 from iris_core.types import Availability, CollectiveRequest, DeviceTarget, DeviceType
 from iris_triton.collectives import TABLES, collectives
 
@@ -320,6 +320,6 @@ def test_reductions():
 def test_shipped_tables_name_algorithms_that_exist(path):
     found = read_table(path)
     known = {(each.op, each.name) for each in collectives()}
-    known |= {(op, "nccl") for op in IN_NODES}
+    known |= {("all_reduce", "torch_symm"), *((op, "nccl") for op in COLLECTIVES)}
     assert {(entry.op, entry.algorithm) for entry in found.entries} <= known
     assert path.stem.endswith(f"-{found.group_size}")

@@ -9,9 +9,10 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from ccl_cases import Case, moving_cases, reducing_cases
+from ccl_cases import OPS, Case, moving_cases, reducing_cases
 from jobs_ccl import on_heap, run_cases
 from jobs_common import unlike
+from jobs_sequences import captured
 from ops_cases import OPS as PRODUCTS
 from ops_cases import Case as Product
 from tables import raises
@@ -25,7 +26,6 @@ from iris_core.testing import RankPool
 
 DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64")
 REDUCTIONS = ("sum", "product", "min", "max")
-OPS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
 
 
 def name_on(device):
@@ -38,12 +38,22 @@ def collective_cases(size, name):
     known = [case for case in (*reducing_cases(known=known), *moving_cases(known)) if case.dtype in DTYPES]
     for number, case in enumerate(each for each in known if each.reduction in REDUCTIONS):
         yield replace(case, place=("heap", "ordinary")[number % 2], root=number % size)
-    for op in ("all_reduce", "all_gather", "reduce_scatter"):
-        yield Case(op, shape=(40, 101), in_place=True, config=config)
+    for op in (op for op in OPS if op not in ("all_to_all", "broadcast")):
+        yield Case(op, shape=(40, 101), in_place=True, root=size - 1, config=config)
     for op in ("all_gather", "reduce_scatter"):
         yield Case(op, "int32", stacked=True, place="skewed", config=config)
     for algorithm in (name, "two_shot", name):  # one behind the other, with and without a handle
         yield Case("all_reduce", shape=(40_001,), place="output only", config={"algorithm": algorithm})
+
+
+def symmetric_cases():
+    """Sums by one_shot and by two_shot, also of sizes and at places that torch's kernels refuse; the last in pieces."""
+    ways = ("heap", False), ("ordinary", True), ("skewed", False), ("skewed", True)
+    shapes = (1,), (40, 101), (1003,), (262_144,), (700_001,)
+    for dtype, shape, (place, in_place) in itertools.product(("float32", "bfloat16"), shapes, ways):
+        how = {"place": place, "in_place": in_place, "config": {"algorithm": "torch_symm"}}
+        yield Case("all_reduce", dtype, shape=shape, **how)
+    yield Case("all_reduce", shape=((16 << 20) + 5,), place="ordinary", config={"algorithm": "torch_symm"})
 
 
 def product_cases(name):
@@ -88,6 +98,10 @@ def refusals(ctx):
     symmetric = ctx.ops.explain("matmul_reduce_scatter", zeros(8 // size, 8), square, square)
     (torch_symm,) = (each for each in symmetric.candidates if each.name == "torch_symm")
     assert "NVIDIA" in torch_symm.reason
+    own = zeros(size, 16)[:, ::2] if ctx.cur_rank == 1 else None  # the root's alone may lie anyhow
+    ctx.ccl.gather(own, x + ctx.cur_rank, 1, config=Config(algorithm=name))
+    ctx.ccl.scatter(y, own, 1, config=Config(algorithm=name))
+    assert y.tolist() == [float(ctx.cur_rank)] * 8
 
 
 def gloo_sum(dying=None):
@@ -110,6 +124,15 @@ def test_results_are_right(pool, num_ranks, device, members):
     cases = [*collective_cases(len(members), name_on(device)), *product_cases(name_on(device))]
     job = partial(run_cases, handles=True)
     assert pool.run(job, num_ranks, device, cases, 2, members) == [[]] * num_ranks
+
+
+@pytest.mark.parametrize("num_ranks", [pytest.param(n, marks=pytest.mark.multigpu(n, shared=False)) for n in (2, 4)])
+def test_sums_in_symmetric_memory_of_torch_are_right(pool, num_ranks):
+    """Beside collectives of NCCL, and in graphs."""
+    cases = list(symmetric_cases())
+    job, beside = partial(run_cases, handles=True), collective_cases(num_ranks, "nccl")
+    assert pool.run(job, num_ranks, "cuda", [*cases, *beside], 2) == [[]] * num_ranks
+    assert pool.run(captured, num_ranks, "cuda", cases[:-1], 4) == [[]] * num_ranks
 
 
 def test_what_it_cannot_serve_is_refused_with_the_reason(pool):

@@ -48,7 +48,7 @@ BUDGETS = {
     "iris_core/heap": 2666,
     "iris_core/nn": 849,
     "iris_core/ops": 1333,
-    "iris_core/providers": 1976,
+    "iris_core/providers": 2090,
     "iris_core/registry": 872,
     "iris_core/testing": 1943,
     "iris_core/torch_backend": 2379,
@@ -77,11 +77,11 @@ BUDGETS = {
 # What came after the rooms were built, in whose budgets it is: lines at most of each, and the modules and packages.
 FEATURES = {
     "PyTorch": (2566, ("iris_core.torch_backend", "iris_core.dispatch.traced")),
-    "several nodes": (
-        2527,
+    "engines of torch.distributed, several nodes": (
+        2641,
         (
             "iris_core.providers.hierarchical", "iris_core.providers.exchanged", "iris_core.providers.straight",
-            "iris_core.providers.overlapped",
+            "iris_core.providers.overlapped", "iris_core.providers.torch_symmetric",
             "iris_core.providers.torch_distributed", "iris_core.world.scaling", "iris_core.world.store_exchange",
             "iris_core.device.one_sided", "iris_allocators.nccl", "iris_triton.language.gin",
             "iris_triton.interpreter.memory.network",

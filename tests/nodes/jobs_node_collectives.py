@@ -411,7 +411,7 @@ def reduce_until(is_victim, phase, members):
         x = torch.ones(5000)
         if members is None or ctx.cur_rank in members:
             if is_victim and phase == "connecting":
-                torch_distributed._group_of = die
+                torch_distributed.group_of = die
             ctx.ccl.all_reduce(x, x, group=members)
             if is_victim:
                 while phase == "silent" and len(os.listdir(os.environ["SURVIVORS"])) < 2:
@@ -438,13 +438,13 @@ def groups_of_torch():
         world = ctx._world
         if ctx.cur_rank == 0:
             bound, world.timeout_s = world.timeout_s, 1.0
-            call = partial(torch_distributed._group_of, (0, 1), None, "gloo", world, "tests")
+            call = partial(torch_distributed.group_of, (0, 1), None, "gloo", world, "tests")
             assert unlike(("IrisError: .*gloo: torch.distributed has failed between ranks 0, 1: ", call)) == []
             world.timeout_s = bound
         ctx.barrier()
         x = torch.ones(3)
         ctx.ccl.all_reduce(x, x)
         torch_distributed._groups[object(), "gloo", (0, 1), "tests of old groups"] = Old()
-        made = torch_distributed._group_of((0, 1), None, "gloo", world, "tests of old groups")
+        made = torch_distributed.group_of((0, 1), None, "gloo", world, "tests of old groups")
         ctx.barrier()
         assert (x.tolist(), made.size(), dropped) == ([2.0] * 3, 2, [])

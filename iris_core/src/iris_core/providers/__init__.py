@@ -13,7 +13,7 @@ from iris_core.dispatch import COLLECTIVES, PRODUCTS
 from iris_core.dispatch.requests import OPS, REDUCING
 from iris_core.errors import FAILURES, PluginError
 from iris_core.protocols import Algorithm
-from iris_core.providers import torch_distributed
+from iris_core.providers import torch_distributed, torch_symmetric
 from iris_core.providers.baseline import Unfused
 from iris_core.providers.exchanged import Exchanged
 from iris_core.providers.hierarchical import STEPS, Hierarchical
@@ -88,17 +88,17 @@ class Providers:
 
     def found(self, is_fused: bool = False) -> tuple[list[Algorithm[Any]], list[tuple[str, str]]]:
         """Return all algorithms of `ctx.ccl`, or of `ctx.ops`, and plugins that bring none, with the reason."""
-        own: list[Any]
-        torchs: list[Any]
+        own, torchs = list[Any](), list[Any]()
         if is_fused:
             own = [kind(op) for kind in (Unfused, *([Overlapped] * self._spans_nodes)) for op in PRODUCTS]
             own.append(UnfusedNorm())
             torchs = [torch_distributed.UnfusedTorch(op, self._torch, self._ranks) for op in PRODUCTS]
-            torchs += [torch_distributed.AsyncProduct(op, self._torch) for op in torch_distributed.SYMMETRIC]
+            torchs += [torch_symmetric.AsyncProduct(op, self._torch) for op in torch_symmetric.PRODUCTS]
         else:
             own = [Local(op) for op in COLLECTIVES]
-            kinds = OPS if self._spans_nodes else torch_distributed.IN_NODES
+            kinds = OPS if self._spans_nodes else COLLECTIVES
             torchs = [torch_distributed.TorchCollective(op, self._torch, self._ranks) for op in kinds]
+            torchs += [torch_symmetric.SymmetricSum(self._torch, self._ranks)] * (self._torch == "nccl")
             if self._spans_nodes:
                 own += [*(Hierarchical(op) for op in STEPS), *(Exchanged(op) for op in REDUCING)]
                 own += [StraightAllToAll(each) for each in torchs if each.op == "all_to_all"]

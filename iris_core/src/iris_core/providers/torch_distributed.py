@@ -1,4 +1,4 @@
-"""Algorithms of torch.distributed: NCCL (gloo on CPUs), alone and after torch.matmul, and asynchronous products.
+"""Algorithms of torch.distributed: NCCL (gloo on CPUs), alone and after torch.matmul.
 
 They serve where the program has initialised torch.distributed.  In a node they are chosen where they were measured as
 the fastest, or by name; between nodes they carry everything.  What they reduce is rounded as NCCL does it.
@@ -12,7 +12,6 @@ import datetime
 import math
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -38,11 +37,8 @@ NCCL_SMS = 32
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _DTYPES = (*_FLOATS, "int8", "uint8", "int32", "int64")
-IN_NODES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
-"""Operations that it is offered for where the world is on one node, beside the backend's algorithms."""
-
 _IN_OUTPUT = ("all_reduce", "reduce")  # which torch does in place: they begin with a copy
-SYMMETRIC = {"all_gather_matmul": "fused_all_gather_matmul", "matmul_reduce_scatter": "fused_matmul_reduce_scatter"}
+_OF_ALL = {"reduce": slice(1), "gather": slice(1), "scatter": slice(1, 2)}  # of input and output, what all have
 _PAUSE_S = 0.01  # between two looks whether all have come to make a process group
 _LOOK_S = 0.5  # between two looks whether a rank has died that a call waits for
 _MARGIN_S = 5.0  # by which torch gives up later than a wait of ours, which says who did not come
@@ -67,7 +63,7 @@ def _numbers(members: Sequence[int], ranks: Sequence[int] | None) -> tuple[int, 
     return tuple(members if ranks is None else (ranks[member] for member in members))
 
 
-def _group_problem(request: CollectiveRequest | FusedRequest, backend: str, ranks: Sequence[int] | None = None) -> str:
+def group_problem(request: CollectiveRequest | FusedRequest, backend: str, ranks: Sequence[int] | None = None) -> str:
     """Say why there can be no process group for a request; empty if there can."""
     if len(request.members) < 2:
         return "a group of one rank has no peer"
@@ -104,7 +100,7 @@ def guarded(what: str, members: Sequence[int], watch: Callable[..., None]) -> It
         raise IrisError(f"{what}: torch.distributed has failed between {who}: {error}") from error
 
 
-def _group_of(members: Sequence[int], ranks: Sequence[int] | None, backend: str, world: World, what: str = "") -> Any:
+def group_of(members: Sequence[int], ranks: Sequence[int] | None, backend: str, world: World, what: str = "") -> Any:
     """Return the process group of some ranks, whose numbers there are those of `ranks`, for the calls of one kind.
 
     Collective, the first time: every member calls it, and waits for the others as long as `world` waits for its ranks.
@@ -148,7 +144,7 @@ def _bound_s(backend: str) -> float:
 
 def open_messages(ranks: Sequence[int] | None, backend: str, world: World) -> None:
     """Make the process group of messages between nodes: later on, only two ranks come.  Collective."""
-    _group_of(range(world.world_size), ranks, backend, world, _MESSAGES)
+    group_of(range(world.world_size), ranks, backend, world, _MESSAGES)
 
 
 @dataclass(slots=True)
@@ -234,8 +230,8 @@ class _Plan:
 class TorchCollective:
     """A collective of torch.distributed; its name is the backend of its process groups, "nccl" or "gloo".
 
-    Within a node, contiguous tensors in torch's order.  Between nodes any: others are copied, and what only moves goes
-    as bytes.
+    Within a node, contiguous tensors in torch's order, but for what the root alone has.  Between nodes any: others are
+    copied, and what only moves goes as bytes.
     """
 
     op: str
@@ -252,19 +248,20 @@ class TorchCollective:
         return everywhere(self.name, f"torch.distributed with {self.name}")
 
     def supports(self, request: CollectiveRequest) -> Availability:
-        problem = _group_problem(request, self.name, self.ranks) or self._problem(request)
+        problem = group_problem(request, self.name, self.ranks) or self._problem(request)
         return Availability(not problem, problem)
 
     def _problem(self, request: CollectiveRequest) -> str:
         options, between = request.options, len(nodes_of(request)) > 1
         reduction = options.get("reduction", "sum")
         averages = reduction == "avg" and self.name == "nccl" and request.dtype in _FLOATS
-        shapes = ((request.shape, options.get("in_stride")), (options.get("out_shape"), options.get("out_stride")))
+        sides: Any = (request.shape, options.get("in_stride")), (options.get("out_shape"), options.get("out_stride"))
+        alike = sides[_OF_ALL.get(self.op, slice(None))]  # others would not know how the root's own tensor lies
         config = options.get("config", {})
         unused = [name for name in config if name != "comm_sms" or self.name != "nccl" or config[name] < NCCL_SMS]
         if unused:
             return f"it has no use for {', '.join(unused)} of the config"
-        if not between and self.op not in IN_NODES:
+        if not between and self.op in POINT_TO_POINT:
             return "it is offered between nodes only"
         layouts = ("torch", COLUMNS) if between else ("torch",)
         if options.get("layout", "torch") not in layouts or (options.get("uneven") and not between):
@@ -273,7 +270,7 @@ class TorchCollective:
             return f"it is offered for {', '.join(_DTYPES)}"
         if not averages and reduction not in ("sum", "product", "min", "max"):
             return f"it does not reduce by {reduction}"
-        if not between and any(stride not in (None, dense(shape or ())) for shape, stride in shapes):
+        if not between and any(stride not in (None, dense(shape or ())) for shape, stride in alike):
             return "its tensors are contiguous"
         return ""
 
@@ -290,14 +287,14 @@ class TorchCollective:
         timeout_ns = host.team.reports.timeout_ns
         bound_s = timeout_ns / 1e9 if timeout_ns > 0 else _bound_s(self.name)
         if op in ("send", "recv"):
-            group = _group_of(request.members, self.ranks, self.name, whole, _MESSAGES)
+            group = group_of(request.members, self.ranks, self.name, whole, _MESSAGES)
             root = numbers[options["peer"]]
             names = request.members[request.rank], request.members[options["peer"]]
             plan = _Plan(group, names, whole.check_peers, names[1:], bound_s, on_host, op, root=root)
         else:
             root = options.get("root", 0)
             reduction = getattr(dist.ReduceOp, options.get("reduction", "sum").upper())
-            group = _group_of(request.members, self.ranks, self.name, whole, host.team.world.name)
+            group = group_of(request.members, self.ranks, self.name, whole, host.team.world.name)
             is_root = request.rank == root
             among = request.members, whole.check_peers, _far(request), bound_s
             on_gpu = request.target.type is not DeviceType.CPU
@@ -481,7 +478,7 @@ class UnfusedTorch(Unfused):
 
     def supports(self, request: FusedRequest) -> Availability:
         """Say whether torch multiplies such elements, and what is between product and collective is contiguous."""
-        problem = self._problem(request) or _group_problem(request, self.backend, self._ranks)
+        problem = self._problem(request) or group_problem(request, self.backend, self._ranks)
         return Availability.no(problem) if problem else super().supports(request)
 
     def _problem(self, request: FusedRequest) -> str:
@@ -492,42 +489,3 @@ class UnfusedTorch(Unfused):
         gathers = self.op == "all_gather_matmul"
         contiguous = dense((request.m // request.group_size, request.k))
         return "its A is contiguous" if gathers and request.a_stride != contiguous else ""
-
-
-class AsyncProduct(UnfusedTorch):
-    """torch's product of symmetric memory that overlaps communication: its asynchronous tensor parallelism."""
-
-    spans_nodes = False
-
-    def __init__(self, op: str, backend: str) -> None:
-        super().__init__(op, backend)
-        self.name = "torch_symm"
-        self.info = everywhere(self.name, "torch's fused operators of symmetric memory")
-
-    def _problem(self, request: FusedRequest) -> str:
-        if request.target.type is not DeviceType.CUDA:
-            return "torch's symmetric memory is asked for on NVIDIA GPUs only"
-        if request.dtype not in ("float16", "bfloat16") or request.options["bias"] != "none":
-            return "it is offered for float16 and bfloat16, without a bias"
-        if self.op == "matmul_reduce_scatter" and request.a_stride != (request.k, 1):
-            return "its A is contiguous"
-        return super()._problem(request)
-
-    def prepare(self, request: FusedRequest, host: Host) -> tuple[Any, str]:
-        """Return the operator and the name of its group, and let torch make the group's symmetric memory."""
-        from torch.distributed import _symmetric_memory as symmetric
-
-        group = _group_of(request.members, self._ranks, self.backend, host.team.world)
-        with warnings.catch_warnings(action="ignore", category=FutureWarning):  # newer versions of torch need it not
-            symmetric.enable_symm_mem_for_group(group.group_name)
-        return getattr(torch.ops.symm_mem, SYMMETRIC[self.op]), group.group_name
-
-    def launch(self, plan: Any, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *_: Any) -> None:
-        """Multiply and communicate, and copy the result, which torch allocates, to the output."""
-        operator, group = plan
-        with torch.no_grad():
-            if self.op == "all_gather_matmul":
-                _, (found,) = operator(a, [b], gather_dim=0, group_name=group, return_A=False)
-            else:
-                found = operator(a, b, "sum", scatter_dim=0, group_name=group)
-            out.copy_(found)
