@@ -468,15 +468,15 @@ def test_a_later_context_measures_nothing_or_all_again(pool, tmp_path, mode, con
     (([4e-6] * 3, [90e-6, 2e-6, 2e-6]), [4e-6, 2e-6]),
     # those that are close are measured longer
     (([4.2e-6] * 4 + [3.7e-6] * 2, [4e-6] * 6, [4.8e-6] * 3), [3.7e-6, 4e-6, 4.8e-6]),
-    # none could be launched: the choice stays
-    ((), []),
+    (([0.08], []), [0.08, float("inf")]),  # with a single call of one, the time is over: others are not begun
+    ((), []),  # none could be launched: the choice stays
 ])  # fmt: skip
 def test_how_long_algorithms_are_measured(monkeypatch, rounds, seconds):
     """Of launches that take what is given, round by round, and not a round more; the CPU takes twice as long."""
     times = {(lambda each=each: each): iter(each) for each in map(tuple, rounds)}
     monkeypatch.setattr(timers, "_cpu_seconds", lambda launch, _calls: ((each := next(times[launch])), 2 * each))
     alone = mock.Mock(all_gather_ints=lambda numbers: [list(numbers)])
-    assert timers.measure(list(times), alone, captures=None) == [(each, 2 * each) for each in seconds]
+    assert timers.measure(list(times), alone, captures=None, hurries=True) == [(each, 2 * each) for each in seconds]
 
 
 @pytest.mark.parametrize(("job", "args"), [

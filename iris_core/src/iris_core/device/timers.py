@@ -22,16 +22,17 @@ _DROPPED_AFTER = 2  # rounds: a single call, as in the first, says little of a s
 _CLOSE, _CLOSE_AFTER = 1.1, 3  # after that many rounds only these go on: single rounds differ by 5 %
 _CYCLES_PER_S, _MOST_SLEEP_S = 2e9, 5e-3
 _HOST_MARGIN, _HOST_LATE_S = 3.0, 1e-4  # of what the host needs for its launches: it may be kept from them
+_Launches = Sequence[Callable[[], object]]
 
 
 def measure(
-    launches: Sequence[Callable[[], object]], world: World, *, captures: Sequence[Callable[[], object]] | None
+    launches: _Launches, world: World, *, captures: _Launches | None, hurries: bool = False
 ) -> list[tuple[float, float]]:
     """Return how long one call of each launch takes: seconds, and seconds of the CPU until it is launched.
 
     Both are the least of some rounds, of the slowest member.  On a GPU, `captures` are the same launches for a stream
     that is captured: events take the times, at last those of graphs, which the fastest ones are captured into.  On a
-    CPU there are none, and the second ones are 0.
+    CPU there are none, and the second ones are 0.  If it `hurries`, those for which no time is left have infinite ones.
 
     Collective: every member calls it with the same launches in the same order, each of which it has called before, and
     gets the same numbers, none for no launches.  They launch on the current stream.
@@ -53,19 +54,20 @@ def measure(
                 if graph is not None:
                     takes[place] = partial(_graph_seconds, graph, count, best[place], host[place])
                     best[place] = math.inf
-        own = [int(seconds * 1e9) for place, count in zip(again, calls, strict=True) for seconds in takes[place](count)]
-        slowest = [max(everyone) / 1e9 for everyone in zip(*world.all_gather_ints(own), strict=True)]
-        for place, count, seconds, host_s in zip(again, calls, slowest[::2], slowest[1::2], strict=True):
-            best[place], host[place] = min(best[place], max(1e-9, seconds)), min(host[place], host_s)
-            spent += (count + 1) * best[place]
+        timed = list(zip(again, calls, strict=True))
+        for part in [[each] for each in timed] if hurries and number == 0 else [timed]:  # single calls may take long
+            if spent > _LIMIT_S:
+                break
+            own = [int(seconds * 1e9) for place, count in part for seconds in takes[place](count)]
+            slowest = [max(everyone) / 1e9 for everyone in zip(*world.all_gather_ints(own), strict=True)]
+            for (place, count), seconds, host_s in zip(part, slowest[::2], slowest[1::2], strict=True):
+                best[place], host[place] = min(best[place], max(1e-9, seconds)), min(host[place], host_s)
+                spent += (count + 1) * best[place]
     return list(zip(best, host, strict=True))
 
 
 def _calls(seconds: float, host_s: float) -> int:
-    """Return how many calls a round has: with one before them, no more than the host launches while the device sleeps.
-
-    All members have the same, for both numbers are of all.
-    """
+    """Return how many calls a round has: no more, with one before them, than are launched while the device sleeps."""
     launched = math.inf if host_s == 0 else _MOST_SLEEP_S / (_HOST_MARGIN * host_s) - 1
     return max(1, int(min(_MOST_CALLS, _ROUND_S / seconds, launched)))
 
@@ -89,7 +91,7 @@ def _gpu_seconds(launch: Callable[[], object], calls: int) -> tuple[float, float
     return seconds, min(first_s, *launched)
 
 
-def _captured_by_all(launches: Sequence[Callable[[], object]], calls: Sequence[int], world: World) -> list[Any]:
+def _captured_by_all(launches: _Launches, calls: Sequence[int], world: World) -> list[Any]:
     """Return a graph of each launch's calls, None for those that a member cannot capture.  Collective."""
     graphs = [_captured(launch, count) for launch, count in zip(launches, calls, strict=True)]
     everyone = zip(*world.all_gather_ints([int(graph is not None) for graph in graphs]), strict=True)

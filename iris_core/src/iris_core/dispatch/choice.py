@@ -364,13 +364,13 @@ def dtypes_of(request: Request) -> tuple[str, ...]:
     return (own, *([_SAME_SPEED[own]] if own in _SAME_SPEED else []), tables.ANY_DTYPE)
 
 
-def entry_for(request: Request, algorithm: str, seconds: float, **more: Any) -> Entry:
+def entry_for(request: Request, algorithm: str, config: Any, seconds: float, host_seconds: float) -> Entry:
     """Return the line of a request that an algorithm has served; the request has a size."""
     size, place, dim = size_of(request), place_of(request), request.options.get("gather_dim")
     assert size is not None
-    dtype, more["group_size"] = dtypes_of(request)[0], request.group_size
-    more["num_nodes"] = max(1, len(nodes_of(request)))
-    return Entry(request.op, dtype, size, algorithm, seconds, place, dim, **more)
+    how: Any = {"config": config, "host_seconds": host_seconds, "num_nodes": max(1, len(nodes_of(request)))}
+    where = dtypes_of(request)[0], size, algorithm, seconds, place, dim
+    return Entry(request.op, *where, group_size=request.group_size, **how)
 
 
 def file_name(device: str, group_size: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -121,10 +122,7 @@ class FirstCalls:
         chosen = Choice(name, given, "measured here as the fastest", in_graphs)
         self.members.remember(request, shared, call.config, chosen)
         if _is_usual(request, call) and not chooser.promises(request):  # else fewer can serve it than others
-            entries = [
-                entry_for(request, name, seconds, config=given, host_seconds=host_s)
-                for (seconds, host_s), (name, given), _ in times
-            ]
+            entries = [entry_for(request, *launch, *both) for both, launch, _ in times]
             chooser.tables.add(entries, write=request.rank == 0)
         if request.rank == 0:
             listed = ", ".join(f"{label(*launch)} {seconds * 1e6:.1f} us" for (seconds, _), launch, _ in times)
@@ -166,9 +164,9 @@ class FirstCalls:
         if request.target.type is not DeviceType.CPU:
             captures = [partial(bound.sample, *call.tensors) for _, bound in found]
         begin = time.perf_counter()
-        seconds = measure(runs, world, captures=captures)
+        seconds = measure(runs, world, captures=captures, hurries=self.mode == "first")
         self.seconds += time.perf_counter() - begin
-        times = ((each, *bound) for each, bound in zip(seconds, found, strict=True))
+        times = ((each, *bound) for each, bound in zip(seconds, found, strict=True) if each[0] < math.inf)
         return sorted(times, key=itemgetter(0))
 
 

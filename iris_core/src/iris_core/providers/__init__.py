@@ -98,7 +98,7 @@ class Providers:
             own = [Local(op) for op in COLLECTIVES]
             kinds = OPS if self._spans_nodes else COLLECTIVES
             torchs = [torch_distributed.TorchCollective(op, self._torch, self._ranks) for op in kinds]
-            torchs += [torch_symmetric.SymmetricSum(self._torch, self._ranks)] * (self._torch == "nccl")
+            torchs += [torch_symmetric.SymmetricSum(each, self._ranks) for each in (self._torch,) if each == "nccl"]
             if self._spans_nodes:
                 own += [*(Hierarchical(op) for op in STEPS), *(Exchanged(op) for op in REDUCING)]
                 own += [StraightAllToAll(each) for each in torchs if each.op == "all_to_all"]
