@@ -25,7 +25,8 @@ from iris_triton.language.flags import report_difference
 from iris_triton.launcher import BoundKernels
 from iris_triton.tiles.protocol import wait_bound
 
-_PIECES_OF_A_HEAD = 64  # at most, unless the caller says
+_PIECES_OF_A_HEAD, _PIECES_IN_TURNS = 64, 16  # at most, unless the caller says: of few heads, and of many
+_OTHER_SHARED_NBYTES = 12 << 10  # beside keys and values
 _AT_ONCE = tl.constexpr(8)
 _LENGTH = tl.constexpr(int(MismatchCode.LENGTH))
 
@@ -49,12 +50,10 @@ def merge(parts, sums, place, step, mine, COUNT: tl.constexpr, HEAD_DIM: tl.cons
     largest = tl.full((BLOCK_H,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_H,), tl.float32)
     acc = tl.zeros((BLOCK_H, width_of(HEAD_DIM)), tl.float32)
-    if COUNT <= _AT_ONCE:  # all loads before what waits for the first
-        for i in tl.static_range(COUNT):
-            largest, total, acc = _add(parts, sums, place + i * step, mine, largest, total, acc, d, HEAD_DIM)
-    else:
-        for i in range(COUNT):
-            largest, total, acc = _add(parts, sums, place + i * step, mine, largest, total, acc, d, HEAD_DIM)
+    for first in range(0, COUNT, _AT_ONCE):
+        for i in tl.static_range(min(COUNT, _AT_ONCE)):  # all loads before what waits for the first
+            there = mine & (first + i < COUNT)
+            largest, total, acc = _add(parts, sums, place + (first + i) * step, there, largest, total, acc, d, HEAD_DIM)
     return largest, total, acc
 
 
@@ -129,19 +128,34 @@ def flash_decode(
     tl.store(turns + tl.program_id(0), turn)
 
 
+def pieces_of(rows, units, most):
+    """Return into how many pieces to divide each row, for `most` programs that take pieces in turns.
+
+    Measured on H200 with 4096 keys: beside its keys a piece costs a tenth of a whole row, adding it up a hundredth.
+    """
+    if rows * _PIECES_IN_TURNS <= units:
+        return min(units // rows, _PIECES_OF_A_HEAD)
+    cost = lambda pieces: triton.cdiv(rows * pieces, most) * (1 / pieces + 0.1) + 0.01 * pieces
+    return min(range(1, _PIECES_IN_TURNS + 1), key=cost)
+
+
 class DecodeKernels:
     """Launches the kernel of one `iris_core.ops.attention.FlashDecode`, on the current stream."""
 
     def __init__(self, space) -> None:
-        units, device = programs_at_once(space), space.members.device
+        device, units, stages = space.members.device, programs_at_once(space), 2 if torch.version.hip else 3
         rows, heads, dim = space.batch * space.kv_heads, space.batch * space.heads, space.head_dim
-        pieces = space.pieces or max(1, min(units // rows, _PIECES_OF_A_HEAD))
-        self._programs = min(rows * pieces, units)
         group, wide = space.heads // space.kv_heads, width_of(dim) * space.dtype.itemsize
+        keys = max(16, min(64 if space.members.is_cuda else 32, 16384 // wide))
+        most = units  # programs that run at the same time
+        if space.members.is_cuda and torch.version.hip is None:  # with four warps, registers are enough for two
+            shared = torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor
+            most *= max(1, min(2, shared // (2 * stages * keys * wide + _OTHER_SHARED_NBYTES)))
+        pieces = space.pieces or pieces_of(rows, units, most)
+        self._programs = min(rows * pieces, most)
         constants = {
             "WORLD": space.world, "SIZE": space.size, "GROUP": group, "PIECES": pieces, "HEAD_DIM": dim,
-            "BLOCK_H": max(16, triton.next_power_of_2(group)),
-            "BLOCK_KEYS": max(16, min(64 if space.members.is_cuda else 32, 16384 // wide)),
+            "BLOCK_H": max(16, triton.next_power_of_2(group)), "BLOCK_KEYS": keys,
         }  # fmt: skip
         fixed = {
             "parts": torch.empty(pieces, heads, dim, dtype=torch.float32, device=device),
@@ -151,7 +165,7 @@ class DecodeKernels:
             "inbox_sums": space.inbox_sums, "arrived": space.arrived, "members": space.members,
             "context": space.context, "me": space.me, "rows": rows, "kv_heads": space.kv_heads,
         }  # fmt: skip
-        options = {"num_stages": 2 if torch.version.hip else 3}
+        options = {"num_stages": stages}
         tensors = "q", "k", "v", "lengths", "out"
         self._launch = BoundKernels(flash_decode, fixed | constants, tensors, str(device), options)
 
