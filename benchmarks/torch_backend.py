@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 SMALL, SMALL_BOUND = 256 * KIB, 1.5  # eagerly, up to so many bytes, so many times as fast as NCCL
 NEVER_SLOWER = 0.98  # a repeated run differs by two percent
-ROUNDS = 21  # of steps that the host bounds, which differ by a fifth from one to the next
+ROUNDS = 61  # of steps that the host bounds, which differ by a fifth from one to the next
 LIKE_CCL = 0.95
 LAYERS = {64: 2, 2048: 20, 4096: 5}  # by width: those for GPUs have a billion parameters
 FUSED, ASYNC_TP = "iris fused", "nccl async-tp"

@@ -243,7 +243,7 @@ def test_torchs_own_tests(tmp_path, backend, passing):
     assert passed >= passing
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 @apart(2)
 def test_torchs_own_tests_on_gpus(tmp_path):
     """In NCCL's place, what NCCL passes."""
