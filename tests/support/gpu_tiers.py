@@ -53,7 +53,7 @@ def _number(gpus):
 def ranks_here(config, item=None):
     """Return how many ranks find a place; those of some tests cannot share a GPU."""
     multi = item and item.get_closest_marker("multigpu")
-    apart = multi and not multi.kwargs.get("shared", True)
+    apart = multi and not multi.kwargs.get("shared", True) and "NCCL_MULTI_RANK_GPU_ENABLE" not in os.environ
     return visible_gpus() * (1 if apart else config.getoption("--ranks-per-gpu"))
 
 

@@ -35,8 +35,8 @@ def start(store, options=None, device="cpu", **how):
     """Initialise torch.distributed on backend "iris" in a rank of `iris_core.run`; return (rank, world size)."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if device == "cuda":
-        torch.cuda.set_device(rank)
-        how = {"device_id": torch.device("cuda", rank), **how}
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+        how = {"device_id": torch.device("cuda", torch.cuda.current_device()), **how}
     dist.init_process_group(
         "iris", store=dist.FileStore(store, size), rank=rank, world_size=size, pg_options=options,
         **{"timeout": datetime.timedelta(minutes=2), **how},
