@@ -1,11 +1,10 @@
 """torchrun, but its ranks are forked and not started anew: example 60, of which rank 3 dies once it has saved."""
 
-import multiprocessing
 import os
 import signal
-import sys
 
 import jobs_examples
+import torch
 from torch.distributed import checkpoint
 from torch.distributed.launcher.api import elastic_launch
 from torch.distributed.run import config_from_args, parse_args
@@ -20,14 +19,16 @@ def save_and_die(*args, **named):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def rank_main(steps, folder):
+def rank_main(steps, folder, nodes):
+    os.environ["IRIS_NODES"] = nodes  # the server that forks ranks has variables of its own
+    torch.set_num_threads(1)
     checkpoint.save = save_and_die
-    return jobs_examples.load(jobs_examples.EXAMPLES / "60_two_nodes.py").main(steps, folder)
+    example = jobs_examples.load_training("60_two_nodes.py")
+    example.SAVED_EVERY = 1
+    return example.main(steps, folder)
 
 
-if __name__ == "__main__":
-    steps, folder, *options = sys.argv[1:]
+def run(steps, folder, nodes, *options):
     config, _, _ = config_from_args(parse_args([*options, __file__]))
     config.start_method = "forkserver"
-    multiprocessing.set_forkserver_preload(["torch_training", "dies_once"])
-    print("\n".join(elastic_launch(config, rank_main)(int(steps), folder).values()))
+    print("\n".join(elastic_launch(config, rank_main)(steps, folder, nodes).values()))

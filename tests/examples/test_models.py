@@ -2,11 +2,10 @@
 
 import json
 import os
-import pathlib
 import re
-import subprocess
-import sys
 
+import dies_once
+import forked
 import jobs_examples
 import jobs_models
 import pytest
@@ -111,15 +110,10 @@ def test_training_on_two_nodes_goes_on_where_it_stopped(ranks, num_ranks, last, 
 def test_torchrun_starts_again_where_a_lost_rank_had_stopped(tmp_path):
     """With the variable that the example names: without it, no second attempt can begin."""
     name, value = re.search(r"(TORCH_\w+)=(\w+) torchrun", (EXAMPLES / "60_two_nodes.py").read_text()).groups()
-    environ = {**os.environ, name: value, "IRIS_NODES": "2x2", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environ = {**os.environ, name: value, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     options = "--nproc-per-node=4", "--max-restarts=1", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"
-    program = pathlib.Path(__file__).with_name("dies_once.py")
-    done = subprocess.run(
-        [sys.executable, str(program), "6", str(tmp_path), *options],
-        env=environ | {"PYTHONPATH": os.pathsep.join([*filter(None, sys.path), str(EXAMPLES)])},
-        capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
+    done = forked.run(dies_once.run, 2, str(tmp_path), "2x2", *options, environ=environ, timeout_s=240.0)
     assert done.returncode == 0, done.stderr
-    assert sorted(path.parent.name for path in tmp_path.glob("*/.metadata")) == ["000005", "000006"]
+    assert sorted(path.parent.name for path in tmp_path.glob("*/.metadata")) == ["000001", "000002"]
     said = [f"rank {rank} of 4 on cpu: 2 nodes, 1 losses as alone" for rank in range(4)]
     assert sorted(done.stdout.splitlines()) == said

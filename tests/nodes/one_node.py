@@ -1,8 +1,9 @@
-"""One node of a world that spans hosts: the program that `test_networks` starts in namespaces of its own.
+"""One node of a world that spans hosts: a process of `test_networks`, which has everything imported.
 
-It forks its ranks, with everything imported; each prints one line of JSON.
+It enters namespaces of its own and forks its ranks; each prints one line of JSON.
 """
 
+import ctypes
 import json
 import os
 import signal
@@ -19,6 +20,7 @@ from iris_core.errors import IrisError
 
 BOUND_S = 4.0
 """Of exchanges with a node that is lost."""
+NEWNS, NEWUTS, NEWPID, NEWNET, MS_PRIVATE, PR_SET_PDEATHSIG = 1 << 17, 1 << 26, 1 << 29, 1 << 30, 1 << 18 | 1 << 14, 1
 
 
 def rank_main(rank, size, address, port, last):
@@ -56,20 +58,33 @@ def say(said):
     sys.stdout.flush()
 
 
-def main():
-    name, interface, address, port, size, last, *ranks = sys.argv[1:]
+def main(network, output, name, interface, address, port, size, last, *ranks):
+    """Do what `ip netns exec` and `unshare --pid --fork --kill-child --uts --mount-proc` do, then be the node."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    os.dup2(output.fileno(), 1)
+    with open(f"/run/netns/{network}") as file:
+        failed = [libc.setns(file.fileno(), NEWNET), libc.unshare(NEWNS | NEWUTS | NEWPID)]
+    if first := os.fork():
+        os.waitpid(first, 0)
+        return
+    failed += [libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL), libc.mount(None, b"/", None, MS_PRIVATE, None)]
+    failed += [libc.mount(b"proc", b"/proc", b"proc", 0, None)]
+    if any(failed):
+        say({"failed": f"{failed}: {os.strerror(ctypes.get_errno())}"})
+        os._exit(1)
     socket.sethostname(name)
     os.environ["GLOO_SOCKET_IFNAME"] = interface
     torch.set_num_threads(1)
     children = []
-    for place, rank in enumerate(map(int, ranks)):
+    for place, rank in enumerate(ranks):
         if child := os.fork():
             children.append(child)
             continue
-        os.environ.update(LOCAL_RANK=str(place), LOCAL_WORLD_SIZE=str(len(ranks)), RANK=str(rank), WORLD_SIZE=size)
-        os._exit(attempt(rank, int(size), address, int(port), last))
+        os.environ.update(LOCAL_RANK=str(place), LOCAL_WORLD_SIZE=str(len(ranks)), RANK=str(rank), WORLD_SIZE=str(size))
+        os._exit(attempt(rank, size, address, port, last))
     for child in children:
         os.waitpid(child, 0)
+    os._exit(0)
 
 
 def attempt(*args):
@@ -79,7 +94,3 @@ def attempt(*args):
         say({"failed": repr(error)})
         time.sleep(1)  # others may have to say more
     return 0
-
-
-if __name__ == "__main__":
-    main()

@@ -3,15 +3,13 @@
 import contextlib
 import json
 import os
-import pathlib
 import re
 import shutil
 import subprocess
-import sys
 
+import one_node
 import pytest
 
-PROGRAM = pathlib.Path(__file__).with_name("one_node.py")
 HANG_S = 90.0
 
 
@@ -51,26 +49,30 @@ def networks(nodes):
 @pytest.mark.parametrize(("nodes", "per_node", "lost", "last"), [
     (2, 2, 1, "call"), (2, 4, 1, "wait"), (3, 2, 0, "call"),
 ])  # fmt: skip
-def test_a_world_of_several_networks(networks, nodes, per_node, lost, last):
+def test_a_world_of_several_networks(server, networks, nodes, per_node, lost, last):
     """At last a node dies: the one with torch's store, or another one, which others notice or which is only silent."""
-    size, started = nodes * per_node, []
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    size, started, said = nodes * per_node, [], []
     try:
         for node, (name, interface, _) in enumerate(networks):
             ranks = range(node * per_node, (node + 1) * per_node)
-            unshare = ["unshare", "--pid", "--fork", "--kill-child", "--uts", "--mount-proc"]
-            what = [f"host{node}", interface, networks[0][2], "29555", str(size), "pause" if node == lost else last]
-            command = ["ip", "netns", "exec", name, *unshare, sys.executable, str(PROGRAM), *what, *map(str, ranks)]
-            started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ))
-        first = [started[lost].stdout.readline() for _ in range(per_node)]
+            end, theirs = server.Pipe(duplex=False)
+            what = f"host{node}", interface, networks[0][2], 29555, size, "pause" if node == lost else last
+            started.append(server.Process(target=one_node.main, args=(name, theirs, *what, *ranks)))
+            started[-1].start()
+            theirs.close()
+            said.append(open(os.dup(end.fileno())))  # noqa: SIM115
+        first = [said[lost].readline() for _ in range(per_node)]
         if last == "wait":
             call("ip", "-n", networks[lost][0], "link", "set", networks[lost][1], "down")
         started[lost].kill()
-        rest = [line for each in started for line in each.communicate(timeout=HANG_S)[0].splitlines()]
+        for each in started:
+            each.join(HANG_S)
+            assert not each.is_alive()
+        rest = [line for each in said for line in each]
     finally:
         for each in started:
             each.kill()
-            each.wait()
+            each.join()
     said = [json.loads(line) for line in (*first, *rest)]
     assert [each.get("failed") for each in said] == [None] * size
     assert [each["wrong"] for each in said] == [[[]] * 3] * size
