@@ -97,20 +97,35 @@ WARM = (
     *(f"iris_triton.collectives.{name}" for name in _ALGORITHMS),
 )  # fmt: skip
 """What rank processes import at start."""
-_OF_TORCH = ("torch._inductor.compile_fx", "torch.distributed.checkpoint")
+_LATER = (
+    "torch._inductor.compile_fx", "torch.distributed.checkpoint", "iris_allocators.host", "iris_allocators.settings",
+    "iris_triton.backend", "iris_triton.settings", "iris_gluon.settings", "iris_core.nn",
+    "pytest", "frozen",  # for tests/support/forked.py
+)  # fmt: skip
 """What many of them import later: two seconds, once for all that are forked."""
 
 
-@pytest.fixture(scope="session", autouse=True)
-def server():
-    """The server that forks all rank processes has imported what they need, whichever test comes first."""
-    context = multiprocessing.get_context("forkserver")
+def start_server():
+    """Return the address of the server that forks all rank processes: with what they need, whichever test is first."""
     if not glob.glob("/dev/nvidia[0-9]*") and not glob.glob("/dev/kfd"):  # there, ranks are not forked
-        context.set_forkserver_preload([*WARM, *_OF_TORCH, "pytest", "frozen"])  # pytest for tests/support/forked.py
+        multiprocessing.get_context("forkserver").set_forkserver_preload([*WARM, *_LATER])
         with pytest.MonkeyPatch.context() as patch:  # Python 3.11 gives the server no sys.path
             patch.setenv("PYTHONPATH", str(ROOT / "tests" / "support"), prepend=os.pathsep)
             forkserver.ensure_running()
-    return context
+    return forkserver._forkserver._forkserver_address
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node):
+    """Let processes of pytest-xdist share one server."""
+    node.workerinput["server"] = start_server()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def server(request):
+    if not importlib.import_module("forked").share(getattr(request.config, "workerinput", {}).get("server")):
+        start_server()
+    return multiprocessing.get_context("forkserver")
 
 
 @pytest.fixture(scope="session")
