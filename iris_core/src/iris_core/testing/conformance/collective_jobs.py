@@ -275,7 +275,7 @@ def _call(setup: Setup, ctx: Any, collective: Any, case: Case, num_turns: int) -
     wrong, digests = {each: "" for each in PROMISES if given.get(each, True)}, hashlib.sha256()
     what = f"{case}: rank {rank} of {size}: "
     for turn in range(num_turns):
-        if num_turns > 1 and turn % size == rank:
+        if min(num_turns, size) > 1 and turn % size == rank:
             time.sleep(_SLOW_S)
         inputs = tensors.fill(turn)
         before = ctx.stats()
