@@ -111,7 +111,7 @@ def start_server():
         multiprocessing.get_context("forkserver").set_forkserver_preload([*WARM, *_LATER])
         with pytest.MonkeyPatch.context() as patch:  # Python 3.11 gives the server no sys.path
             patch.setenv("PYTHONPATH", str(ROOT / "tests" / "support"), prepend=os.pathsep)
-            forkserver.ensure_running()
+            forkserver._forkserver.ensure_running()  # the instance's, which `forked.share` replaces
     return forkserver._forkserver._forkserver_address
 
 
