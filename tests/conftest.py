@@ -147,7 +147,7 @@ def fork_ranks():
         with RankPool(timeout_s=600.0, environ=environ, torch_distributed=torch_distributed) as ranks:
             return ranks.run(fn, num_ranks, *args)
 
-    return lambda patch: patch.setattr("iris_core.world.launch.run", run)
+    return lambda patch: [patch.setattr(place, run) for place in ("iris_core.run", "iris_core.world.launch.run")]
 
 
 @pytest.fixture
