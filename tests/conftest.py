@@ -98,34 +98,22 @@ WARM = (
 )  # fmt: skip
 """What rank processes import at start."""
 _LATER = (
-    "torch._inductor.compile_fx", "torch.distributed.checkpoint", "iris_allocators.host", "iris_allocators.settings",
-    "iris_triton.backend", "iris_triton.settings", "iris_gluon.settings", "iris_core.nn",
-    "pytest", "frozen",  # for tests/support/forked.py
+    "torch._inductor.compile_fx", "torch.distributed.checkpoint", "iris_allocators.host", "iris_triton.backend",
+    "iris_allocators.settings", "iris_triton.settings", "iris_gluon.settings",  # slow where much has been imported
 )  # fmt: skip
 """What many of them import later: two seconds, once for all that are forked."""
 
 
-def start_server():
-    """Return the address of the server that forks all rank processes: with what they need, whichever test is first."""
+@pytest.fixture(scope="session", autouse=True)
+def server():
+    """The server that forks all rank processes has imported what they need, whichever test comes first."""
+    context = multiprocessing.get_context("forkserver")
     if not glob.glob("/dev/nvidia[0-9]*") and not glob.glob("/dev/kfd"):  # there, ranks are not forked
-        multiprocessing.get_context("forkserver").set_forkserver_preload([*WARM, *_LATER])
+        context.set_forkserver_preload([*WARM, *_LATER, "pytest", "frozen"])  # pytest for tests/support/forked.py
         with pytest.MonkeyPatch.context() as patch:  # Python 3.11 gives the server no sys.path
             patch.setenv("PYTHONPATH", str(ROOT / "tests" / "support"), prepend=os.pathsep)
-            forkserver._forkserver.ensure_running()  # the instance's, which `forked.share` replaces
-    return forkserver._forkserver._forkserver_address
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_configure_node(node):
-    """Let processes of pytest-xdist share one server."""
-    node.workerinput["server"] = start_server()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def server(request):
-    if not importlib.import_module("forked").share(getattr(request.config, "workerinput", {}).get("server")):
-        start_server()
-    return multiprocessing.get_context("forkserver")
+            forkserver._forkserver.ensure_running()  # in a process of forked.run, that has the server of its parent
+    return context
 
 
 @pytest.fixture(scope="session")
@@ -147,7 +135,8 @@ def fork_ranks():
         with RankPool(timeout_s=600.0, environ=environ, torch_distributed=torch_distributed) as ranks:
             return ranks.run(fn, num_ranks, *args)
 
-    return lambda patch: [patch.setattr(place, run) for place in ("iris_core.run", "iris_core.world.launch.run")]
+    names = "run", "world.launch.run", "cli.doctor.start_ranks"
+    return lambda patch: [patch.setattr(f"iris_core.{name}", run) for name in names]
 
 
 @pytest.fixture

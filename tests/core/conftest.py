@@ -12,7 +12,6 @@ from dist_info import install_distribution, provider_source
 
 from iris_core.registry import Registry, reset_default_registry
 from iris_core.types import PluginKind
-from iris_core.world import launch
 
 from .fakes import Cluster, Context
 
@@ -55,13 +54,6 @@ def fresh_registry():
     reset_default_registry()
     yield
     reset_default_registry()
-
-
-@pytest.fixture
-def forked_ranks(monkeypatch, fork_ranks):
-    """As elsewhere, and for `iris doctor`, which has its own name of `run`."""
-    fork_ranks(monkeypatch)
-    monkeypatch.setattr("iris_core.cli.doctor.start_ranks", launch.run)
 
 
 @pytest.fixture

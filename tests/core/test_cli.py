@@ -186,8 +186,7 @@ def test_a_wrong_result_exits_with_1(monkeypatch, capsys, error, ok, status):
     ("", ["--ranks", "2"], "message-passing", 2), ("3+1", ["--nodes", "2x2"], "between-nodes", 4),
     ("1+1", [], "between-nodes", 2),
 ])  # fmt: skip
-def test_a_real_run(capsys, monkeypatch, fork_ranks, nodes, options, name, ranks):
-    fork_ranks(monkeypatch)
+def test_a_real_run(capsys, monkeypatch, forked_ranks, nodes, options, name, ranks):
     monkeypatch.setenv("IRIS_NODES", nodes)
     assert main(["demo", "--device", "cpu", "--only", name, "--json", *options]) == 0
     (row,) = json.loads(capsys.readouterr().out)["rows"]

@@ -23,7 +23,7 @@ def rank_main(steps, folder, nodes):
     os.environ["IRIS_NODES"] = nodes  # the server that forks ranks has variables of its own
     torch.set_num_threads(1)
     checkpoint.save = save_and_die
-    example = jobs_examples.load_training("60_two_nodes.py")
+    example = jobs_examples.load(jobs_examples.EXAMPLES / "60_two_nodes.py")
     example.SAVED_EVERY = 1
     return example.main(steps, folder)
 

@@ -6,7 +6,6 @@ import pathlib
 import socket
 import sys
 
-import torch
 from jobs_common import environment
 
 from iris_core.world.rendezvous import divide
@@ -23,6 +22,8 @@ def load(path):
         sys.path.insert(0, str(EXAMPLES))  # as python does for a script, for `import example_tools`
     sys.modules[spec.name] = module  # where the compiler looks for what it has read
     spec.loader.exec_module(module)
+    if training := sys.modules.get("torch_training"):
+        training.LAYERS = 4 if training.torch.cuda.is_available() else 2
     return module
 
 
@@ -39,14 +40,7 @@ def train(name, steps, port, nodes="", *more):
     """
     host = f"node {divide(nodes, int(os.environ['WORLD_SIZE']))[int(os.environ['RANK'])]}"
     with environment(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), IRIS_NODES=nodes, NCCL_HOSTID=host):
-        return load_training(name).main(steps, *more)
-
-
-def load_training(name):
-    """An example that trains, with fewer layers where no GPU computes them."""
-    module = load(EXAMPLES / name)
-    sys.modules["torch_training"].LAYERS = 4 if torch.cuda.is_available() else 2
-    return module
+        return load(EXAMPLES / name).main(steps, *more)
 
 
 _taken = []  # as long as this process lives, the system gives their ports to nobody who asks for any

@@ -60,30 +60,26 @@ def say(said):
 
 def main(network, output, name, interface, address, port, size, last, *ranks):
     """Do what `ip netns exec` and `unshare --pid --fork --kill-child --uts --mount-proc` do, then be the node."""
-    libc = ctypes.CDLL(None, use_errno=True)
+    libc = ctypes.CDLL(None)
     os.dup2(output.fileno(), 1)
     with open(f"/run/netns/{network}") as file:
-        failed = [libc.setns(file.fileno(), NEWNET), libc.unshare(NEWNS | NEWUTS | NEWPID)]
-    if first := os.fork():
-        os.waitpid(first, 0)
+        assert libc.setns(file.fileno(), NEWNET) == libc.unshare(NEWNS | NEWUTS | NEWPID) == 0
+    if os.fork():
+        os.wait()
         return
-    failed += [libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL), libc.mount(None, b"/", None, MS_PRIVATE, None)]
-    failed += [libc.mount(b"proc", b"/proc", b"proc", 0, None)]
-    if any(failed):
-        say({"failed": f"{failed}: {os.strerror(ctypes.get_errno())}"})
-        os._exit(1)
+    assert libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL) == libc.mount(None, b"/", None, MS_PRIVATE, None) == 0
+    assert libc.mount(b"proc", b"/proc", b"proc", 0, None) == 0
     socket.sethostname(name)
     os.environ["GLOO_SOCKET_IFNAME"] = interface
     torch.set_num_threads(1)
-    children = []
     for place, rank in enumerate(ranks):
-        if child := os.fork():
-            children.append(child)
-            continue
-        os.environ.update(LOCAL_RANK=str(place), LOCAL_WORLD_SIZE=str(len(ranks)), RANK=str(rank), WORLD_SIZE=str(size))
-        os._exit(attempt(rank, size, address, port, last))
-    for child in children:
-        os.waitpid(child, 0)
+        if not os.fork():
+            os.environ.update(
+                RANK=f"{rank}", WORLD_SIZE=f"{size}", LOCAL_RANK=f"{place}", LOCAL_WORLD_SIZE=f"{len(ranks)}"
+            )
+            os._exit(attempt(rank, size, address, port, last))
+    for _ in ranks:
+        os.wait()
     os._exit(0)
 
 

@@ -22,16 +22,8 @@ PACKAGE = "iris_example_backend"
 EXAMPLE = ROOT / "examples" / "plugins" / PACKAGE
 _LEFTOVERS = shutil.ignore_patterns("*.egg-info", "build", "dist", "__pycache__", ".pytest_cache")
 _PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
-_BUILD = """
-import os, sys, tomllib
-from setuptools import build_meta
-for source in sys.argv[2:]:
-    if not os.fork():
-        os.chdir(source)
-        assert tomllib.load(open("pyproject.toml", "rb"))["build-system"]["build-backend"] == build_meta.__name__
-        sys.exit(not build_meta.build_wheel(sys.argv[1]))
-    assert not os.wait()[1]
-"""  # what pip does in three processes each
+_BUILD = "import os, sys, setuptools.build_meta as b; os.chdir(sys.argv[2]); b.build_wheel(sys.argv[1])"
+"""What pip lets each pyproject.toml's backend do, and asks in processes of their own before."""
 _TIMEOUT_S = 300
 
 
@@ -40,16 +32,13 @@ def build_wheels(folder):
     for module in ("pip", "setuptools"):
         if importlib.util.find_spec(module) is None:
             pytest.skip(f"no wheel can be built without {module}")
-    copies = []
     for source in (*(ROOT / name for name in FOLDERS), EXAMPLE):
-        copies.append(folder / "sources" / source.name)
-        shutil.copytree(source, copies[-1], ignore=_LEFTOVERS)  # building writes next to the sources
-    wheels = folder / "wheels"
-    wheels.mkdir()
-    command = [sys.executable, "-c", _BUILD, wheels, *copies]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return wheels
+        copy = folder / "sources" / source.name
+        shutil.copytree(source, copy, ignore=_LEFTOVERS)  # building writes next to the sources
+        command = [sys.executable, "-c", _BUILD, folder / "wheels", copy]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S)
+        assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "wheels"
 
 
 class Environment:

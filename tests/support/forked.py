@@ -32,7 +32,9 @@ def run(function, *args, cwd=None, environ=None, timeout_s=300.0):
 
 
 def _call(function, args, cwd, environ, path, files, server):
-    share(server)  # ranks that this process starts are forked from the same one, which has all modules
+    if server is not None:  # ranks that this process starts are forked from the same one, which has all modules
+        forkserver._forkserver._forkserver_address = server
+        forkserver._forkserver.ensure_running = resource_tracker.ensure_running
     for number, file in enumerate(files, start=1):
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT)
         os.dup2(descriptor, number)
@@ -42,15 +44,6 @@ def _call(function, args, cwd, environ, path, files, server):
     os.environ.update(environ)
     sys.path[:] = path
     sys.exit(function(*args))
-
-
-def share(server):
-    """Let this process fork from a server of another one, of this address; returns whether there is one."""
-    if server is not None:
-        forkserver._forkserver._forkserver_address = server
-        forkserver._forkserver._forkserver_alive_fd = os.dup(2)  # that process keeps it alive; one has to be sent
-        forkserver._forkserver.ensure_running = resource_tracker.ensure_running
-    return server is not None
 
 
 def python(source, *arguments, path=(), **how):

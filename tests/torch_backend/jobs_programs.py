@@ -78,7 +78,7 @@ def transformer(name):
     """The transformer of the examples, trained as they do it: the losses of all steps."""
 
     def program(backend, group, device):
-        jobs_examples.load_training("50_ddp.py")  # its folder is on the path now
+        jobs_examples.load(jobs_examples.EXAMPLES / "50_ddp.py")  # its folder is on the path now
         import torch_training as examples
 
         net, rank, size, dim = examples.transformer(torch.device(device)), dist.get_rank(), dist.get_world_size(), 0
