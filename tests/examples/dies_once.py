@@ -20,7 +20,7 @@ def save_and_die(*args, **named):
 
 
 def rank_main(steps, folder, nodes):
-    os.environ["IRIS_NODES"] = nodes  # the server that forks ranks has variables of its own
+    os.environ.update(IRIS_NODES=nodes, CUDA_VISIBLE_DEVICES="")  # the server that forks ranks has its own
     torch.set_num_threads(1)
     checkpoint.save = save_and_die
     example = jobs_examples.load(jobs_examples.EXAMPLES / "60_two_nodes.py")

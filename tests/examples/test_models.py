@@ -110,7 +110,7 @@ def test_training_on_two_nodes_goes_on_where_it_stopped(ranks, num_ranks, last, 
 def test_torchrun_starts_again_where_a_lost_rank_had_stopped(tmp_path):
     """With the variable that the example names: without it, no second attempt can begin."""
     name, value = re.search(r"(TORCH_\w+)=(\w+) torchrun", (EXAMPLES / "60_two_nodes.py").read_text()).groups()
-    environ = {**os.environ, name: value, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environ = {**os.environ, name: value, "OMP_NUM_THREADS": "1"}
     options = "--nproc-per-node=4", "--max-restarts=1", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"
     done = forked.run(dies_once.run, 2, str(tmp_path), "2x2", *options, environ=environ, timeout_s=240.0)
     assert done.returncode == 0, done.stderr
