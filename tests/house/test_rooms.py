@@ -38,8 +38,8 @@ FLOORS = (
 )
 
 # Lines of a room, at most: as many as there are.  They only become fewer, but for a feature's own.  Some have more than
-# was planned: `world` and `registry` (what is missing or differs on a rank, named on all), `heap` (captures, streams),
-# `device` (timers, orders of launches, reports), `dispatch` and `providers` (first calls that measure, torch's engines).
+# was planned: `world` and `registry` (what lacks or differs on a rank, named on all), `heap` (captures, streams),
+# `device` (timers, orders of launches, reports), `dispatch` and `providers` (first calls that measure, engines).
 BUDGETS = {
     "iris_core/*.py": 2620,
     "iris_core/bench": 1200,
