@@ -36,7 +36,7 @@ RUNNING, EXCHANGING, LEFT, AWAY = range(4)
 NO_RANK = -1
 _STEP_NS = 1000
 _LOOK_S = 0.2
-_STALL_S = 10.0  # of the rank that has the turn, in which it does nothing and uses no processor
+_STALL_S = 2.0  # of the rank that has the turn, in which it does nothing and uses no processor
 _MASK = (1 << 64) - 1
 
 
