@@ -67,7 +67,7 @@ def measure(
 
 
 def _calls(seconds: float, host_s: float) -> int:
-    """Return how many calls a round has: no more, with one before them, than are launched while the device sleeps."""
+    """Return how many calls a round has, the same on all members: the device sleeps until one more is launched."""
     launched = math.inf if host_s == 0 else _MOST_SLEEP_S / (_HOST_MARGIN * host_s) - 1
     return max(1, int(min(_MOST_CALLS, _ROUND_S / seconds, launched)))
 

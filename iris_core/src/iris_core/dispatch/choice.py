@@ -368,9 +368,8 @@ def entry_for(request: Request, algorithm: str, config: Any, seconds: float, hos
     """Return the line of a request that an algorithm has served; the request has a size."""
     size, place, dim = size_of(request), place_of(request), request.options.get("gather_dim")
     assert size is not None
-    how: Any = {"config": config, "host_seconds": host_seconds, "num_nodes": max(1, len(nodes_of(request)))}
-    where = dtypes_of(request)[0], size, algorithm, seconds, place, dim
-    return Entry(request.op, *where, group_size=request.group_size, **how)
+    of: Any = {"group_size": request.group_size, "num_nodes": len(nodes_of(request)) or 1, "host_seconds": host_seconds}
+    return Entry(request.op, dtypes_of(request)[0], size, algorithm, seconds, place, dim, config, **of)
 
 
 def file_name(device: str, group_size: int) -> str:

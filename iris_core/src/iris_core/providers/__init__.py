@@ -88,17 +88,18 @@ class Providers:
 
     def found(self, is_fused: bool = False) -> tuple[list[Algorithm[Any]], list[tuple[str, str]]]:
         """Return all algorithms of `ctx.ccl`, or of `ctx.ops`, and plugins that bring none, with the reason."""
-        own, torchs = list[Any](), list[Any]()
+        own: list[Any]
         if is_fused:
             own = [kind(op) for kind in (Unfused, *([Overlapped] * self._spans_nodes)) for op in PRODUCTS]
             own.append(UnfusedNorm())
-            torchs = [torch_distributed.UnfusedTorch(op, self._torch, self._ranks) for op in PRODUCTS]
+            torchs: list[Any] = [torch_distributed.UnfusedTorch(op, self._torch, self._ranks) for op in PRODUCTS]
             torchs += [torch_symmetric.AsyncProduct(op, self._torch) for op in torch_symmetric.PRODUCTS]
         else:
             own = [Local(op) for op in COLLECTIVES]
             kinds = OPS if self._spans_nodes else COLLECTIVES
             torchs = [torch_distributed.TorchCollective(op, self._torch, self._ranks) for op in kinds]
-            torchs += [torch_symmetric.SymmetricSum(each, self._ranks) for each in (self._torch,) if each == "nccl"]
+            if self._torch == "nccl":
+                torchs.append(torch_symmetric.SymmetricSum(self._torch, self._ranks))
             if self._spans_nodes:
                 own += [*(Hierarchical(op) for op in STEPS), *(Exchanged(op) for op in REDUCING)]
                 own += [StraightAllToAll(each) for each in torchs if each.op == "all_to_all"]
