@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from emulation import emulated
 
+from iris_core.dispatch.config import Config
 from iris_core.dispatch.requests import REDUCING, ROOTED
 from iris_core.providers.parts import PARTED_IN, PARTED_OUT, dense
 from iris_core.testing.conformance import collective_jobs
@@ -81,7 +82,7 @@ class Case(collective_jobs.Case):
 
     def request(self, rank, members, target, **options):
         options |= {"layout": self.layout, "uneven": bool(self.splits), "aligned": True}
-        options["config"] = {name: value for name, value in self.config.items() if name != "algorithm"}
+        options["config"] = Config(**self.config).given(self.op)
         return super().request(rank, members, target, **options)
 
 
@@ -163,6 +164,9 @@ def way_cases(size, known=CHOSEN):
                     yield of(kind, dtype, layout="columns", shape=shape, place=place)
         if op in ("all_gather", "reduce_scatter", "gather", "scatter"):
             yield of(kind, stacked=True)
+        if kind[1] == "copy_engine":
+            ways = ("heap", op == "all_gather"), ("ordinary", False)
+            yield from (of(kind, "int8", place=p, in_place=i, config={"same_place": True}) for p, i in ways)
     if known is not CHOSEN:
         return
     for place in ("heap", "ordinary", "strided"):

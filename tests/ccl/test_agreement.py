@@ -227,6 +227,18 @@ def messages_that_differ(ctx):
 
 
 @on_heap("8MiB")
+def places_that_differ(ctx):
+    """Outputs of which the config promises that they lie at the same place of all heaps; then one that does."""
+    memory, inp = ctx.zeros(64), torch.full((8,), ctx.cur_rank + 1.0, device=ctx.device)
+    for places, words in (((0, 8), "differently.*, its output at byte"), ((8, 8), "^$")):
+        out = memory[places[ctx.cur_rank] :][:16]
+        ctx.ccl.all_gather(out, inp, config=Config(algorithm="copy_engine", same_place=True))
+        assert re.search(words, said_by(ctx.barrier))
+        ctx.ccl.reset()
+    assert out.tolist() == [1.0] * 8 + [2.0] * 8
+
+
+@on_heap("8MiB")
 def splits_that_differ(ctx):
     """Split sizes that do not fit together: what a rank knows by itself, and what only the device can tell."""
     rank = ctx.cur_rank
@@ -390,8 +402,8 @@ def test_what_one_rank_refuses_all_refuse(pool, num_ranks, device):
 @pytest.mark.parametrize(("job", "num_ranks", "args"), [
     (different, 3, ()),
     *((job, 2, ()) for job in (
-        refused_later, next_candidate, messages_that_differ, splits_that_differ, splits_on_devices, accepted,
-        kinds_without_end)),
+        refused_later, next_candidate, messages_that_differ, places_that_differ, splits_that_differ, splits_on_devices,
+        accepted, kinds_without_end)),
     *((job, 2, ("a folder",)) for job in (tables_that_differ, refused_by_one_that_is_ahead, laid_out_otherwise)),
 ])  # fmt: skip
 def test_calls_that_differ_or_are_refused(pool, num_ranks, device, job, args, tmp_path):

@@ -36,8 +36,7 @@ tile = memory.index(1)
 @table("text, expected", [
     ("tile", lambda x: x),
     ("gl.allocate_shared_memory(gl.float32, [32, 64], shared, value)", lambda x: x),
-    ("memory.index(0)", lambda x: -x),
-    ("tile.permute([1, 0])", lambda x: x.T),
+    ("memory.index(0)", lambda x: -x), ("tile.permute([1, 0])", lambda x: x.T),
     ("tile.slice(8, 16)", lambda x: x[8:24]),
     ("tile.slice(32, 16, dim=1)", lambda x: x[:, 32:48]),
     ("tile.reshape([64, 32])", lambda x: x.reshape(64, 32)),

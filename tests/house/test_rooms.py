@@ -45,15 +45,15 @@ BUDGETS = {
     "iris_core/bench": 1200,
     "iris_core/ccl": 368,
     "iris_core/cli": 1611,
-    "iris_core/device": 1568,
-    "iris_core/dispatch": 3247,
+    "iris_core/device": 1571,
+    "iris_core/dispatch": 3255,
     "iris_core/heap": 2666,
     "iris_core/nn": 849,
-    "iris_core/ops": 1333,
+    "iris_core/ops": 1297,
     "iris_core/providers": 2091,
     "iris_core/registry": 872,
     "iris_core/testing": 1943,
-    "iris_core/torch_backend": 2379,
+    "iris_core/torch_backend": 2382,
     "iris_core/tracing": 476,
     "iris_core/tuning": 410,
     "iris_core/world": 2176,
@@ -62,7 +62,7 @@ BUDGETS = {
     "iris_allocators/nccl": 225,
     "iris_allocators/vmem": 653,
     "iris_triton/*.py": 1484,
-    "iris_triton/collectives": 4276,
+    "iris_triton/collectives": 4294,
     "iris_triton/checker": 4071,
     "iris_triton/demos": 145,
     "iris_triton/gemm": 2719,
@@ -78,7 +78,7 @@ BUDGETS = {
 
 # What came after the rooms were built, in whose budgets it is: lines at most of each, and the modules and packages.
 FEATURES = {
-    "PyTorch": (2566, ("iris_core.torch_backend", "iris_core.dispatch.traced")),
+    "PyTorch": (2569, ("iris_core.torch_backend", "iris_core.dispatch.traced")),
     "engines of torch.distributed, several nodes": (
         2641,
         (

@@ -87,6 +87,9 @@ class MismatchCode(enum.IntEnum):
     FAR = 6  # nothing: PEER is on another node; the words from OURS on hold the kernel's name, 32 bytes; no address
 
 
+KIND_BITS = 15
+"""Bits of a call's number; in a Mismatch, those above are the byte of the heap where the output lies, or 0."""
+
 ROW, ALARM, NOWHERE = 24, 25, 26
 """Status words that hold addresses; 0 for none.  NOWHERE stands for the heaps of all ranks on other nodes."""
 

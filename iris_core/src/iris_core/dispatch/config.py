@@ -30,6 +30,7 @@ _KNOWN: dict[str, tuple[tuple[Any, ...], str]] = {
     "cache_modifier_b": _CACHE_MODIFIERS,
     "allow_tf32": ((True, False, None), "True, False or None"),
     "use_gluon": ((True, False), "True or False"),
+    "same_place": ((True, False), "True or False"),
 }
 """Fields with few values, and how errors list them."""
 
@@ -50,7 +51,7 @@ class LaunchConfig:
         "block_size_m", "block_size_n", "block_size_k", "group_size_m", "swizzle_size", "comm_sms", "num_sms",
         "num_fetch_sms", "num_xcds", "chunk_size", "num_stages", "num_warps", "chunks",
     )  # fmt: skip
-    _NOT_GIVEN: ClassVar[tuple[str, ...]] = ("allow_tf32",)  # fields that algorithms do not get from the config
+    _NOT_GIVEN: ClassVar[tuple[str, ...]] = ("allow_tf32", "same_place")  # fields that algorithms do not get so
 
     def __post_init__(self) -> None:
         every: Any = fields(self)  # type: ignore[arg-type]
@@ -147,6 +148,8 @@ class Config(LaunchConfig):
     threads_per_warp: int | None = None  #: 32 or 64
     waves_per_eu: int | None = None  #: hint for AMD's compiler; 0 for none
     algorithm: str | None = None  #: name of an algorithm (`ctx.ccl.explain` lists them); None for the library's choice
+    #: a promise: an output on the heap lies at the same byte of all members' heaps; `copy_engine` then writes to it
+    same_place: bool = False
     #: of `hierarchical`, between nodes: pieces, of which the rail carries one while the node works on others
     chunks: int | None = None
 

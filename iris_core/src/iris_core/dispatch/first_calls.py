@@ -175,7 +175,7 @@ def _is_usual(request: Any, call: Any) -> bool:
     options, config = request.options, call.config
     if options["layout"] != TORCH or options.get("reduction", "sum") != "sum":
         return False
-    if options["config"] or (config is not None and config.use_gluon):
+    if options["config"] or options.get("same_place") or (config is not None and config.use_gluon):
         return False
     tensors = [each for each in call.tensors if isinstance(each, torch.Tensor)]
     if isinstance(request, FusedRequest):  # whose matrices may be transposed, with gaps between their rows

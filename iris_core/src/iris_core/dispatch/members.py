@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
+from iris_core.device.context_words import KIND_BITS
 from iris_core.dispatch.choice import Choice
 from iris_core.dispatch.team import Step, StepsDifferError, Team
 from iris_core.errors import CollectiveTimeoutError, IrisError, PeerLostError, RankMismatchError
@@ -28,7 +29,7 @@ _FROM_TABLES = (
 ABSENT_S = 10.0
 """Seconds for which a member waits for others that have launched this call before with another algorithm."""
 
-_MOST_KINDS = (1 << 15) - 1  # numbers that kernels can tell apart; afterwards they begin again at 1
+_MOST_KINDS = (1 << KIND_BITS) - 1  # numbers that kernels can tell apart; afterwards they begin again at 1
 _DESCRIBED = 4096  # kinds of a group that a message can describe: the latest ones
 
 

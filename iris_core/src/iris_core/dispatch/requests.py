@@ -135,6 +135,7 @@ class CollectiveCall(AnyCall):
             "anywhere": here.anywhere,
             "config": {} if config is None else config.given(op),
         }
+        options |= {"same_place": True} if config is not None and config.same_place else {}
         options |= {} if inp is None else {"in_stride": inp.stride()}
         options |= {} if out is None else {"out_shape": tuple(out.shape), "out_stride": out.stride()}
         direct = [each is not None and each.is_contiguous() and here.has(each) for each in (inp, out)]
@@ -452,7 +453,8 @@ def shared_facts(request: Request) -> dict[str, str]:
             facts |= {"input on the heap and contiguous": request.direct_in} if op in ALL_HAVE_INPUT else {}
             facts |= {"output on the heap and contiguous": request.direct_out} if op in ALL_HAVE_OUTPUT else {}
             facts |= {"in place": options["in_place"]} if op in ALL_IN_PLACE else {}
-    facts |= {name: options[name] for name in ("reduction", "root", "gather_dim", "layout") if name in options}
+    names = "reduction", "root", "gather_dim", "layout", "same_place"
+    facts |= {name: options[name] for name in names if name in options}
     facts["config"] = config_text(options["config"])
     return {"operation": op, **{name: str(each) for name, each in facts.items()}}
 

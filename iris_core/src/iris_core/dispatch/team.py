@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from iris_core.device.context_words import Mismatch, MismatchCode, Status, code_of
+from iris_core.device.context_words import KIND_BITS, Mismatch, MismatchCode, Status, code_of
 from iris_core.device.reports import KernelReports, Meaning, Report
 from iris_core.dispatch.config import Config
 from iris_core.errors import IrisError, UnsupportedError
@@ -291,9 +291,11 @@ class Team:
                 f"other, or use a group of its own for each; {reset}"
             )
         else:
+            parts = [divmod(kind, 1 << KIND_BITS) for kind in kinds]
+            own, other = (describe(kind) + f", its output at byte {at} of the heap" * (at > 0) for at, kind in parts)
             text = (
                 f"in {self._name}, rank {rank} and rank {peer} have called differently: on rank {rank}, "
-                f"{describe(kinds[0])}; on rank {peer}, {describe(kinds[1])}. Their results are not valid. Let all "
+                f"{own}; on rank {peer}, {other}. Their results are not valid. Let all "
                 f"ranks make the same calls in the same order; {reset}"
             )
         return Meaning(members, peer, op, call, text)

@@ -191,39 +191,21 @@ class Operations(Calls):
 
     # -- operations ---------------------------------------------------------------------------------------------------
     def matmul_all_reduce(
-        self,
-        output: torch.Tensor,
-        A: torch.Tensor,
-        B: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        async_op: bool = False,
-        config: FusedConfig | None = None,
-        workspace: FusedWorkspace | None = None,
-        *,
-        group: Group = None,
-        a_scales: torch.Tensor | None = None,
-        b_scales: torch.Tensor | None = None,
-    ) -> FusedWorkspace | Work:
+        self, output: torch.Tensor, A: torch.Tensor, B: torch.Tensor, bias: torch.Tensor | None = None,
+        async_op: bool = False, config: FusedConfig | None = None, workspace: FusedWorkspace | None = None, *,
+        group: Group = None, a_scales: torch.Tensor | None = None, b_scales: torch.Tensor | None = None,
+    ) -> FusedWorkspace | Work:  # fmt: skip
         """Add up the products of all members; all get the same bits.  See `Operations`."""
         scales = () if a_scales is b_scales is None else (a_scales, b_scales)
         how = group, config, None, TORCH
         return self._run("matmul_all_reduce", (output, A, B, bias, *scales), how, async_op, workspace)
 
     def all_gather_matmul(
-        self,
-        output: torch.Tensor,
-        A: torch.Tensor,
-        B: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        async_op: bool = False,
-        config: FusedConfig | None = None,
-        workspace: FusedWorkspace | None = None,
-        *,
-        group: Group = None,
-        a_scales: torch.Tensor | None = None,
-        b_scales: torch.Tensor | None = None,
+        self, output: torch.Tensor, A: torch.Tensor, B: torch.Tensor, bias: torch.Tensor | None = None,
+        async_op: bool = False, config: FusedConfig | None = None, workspace: FusedWorkspace | None = None, *,
+        group: Group = None, a_scales: torch.Tensor | None = None, b_scales: torch.Tensor | None = None,
         gather_dim: int = 1,
-    ) -> FusedWorkspace | Work:
+    ) -> FusedWorkspace | Work:  # fmt: skip
         """Multiply the shards of all members, put together, with this member's B.  See `Operations`.
 
         Args:
@@ -235,20 +217,11 @@ class Operations(Calls):
         return self._run("all_gather_matmul", (output, A, B, bias, *scales), how, async_op, workspace)
 
     def matmul_all_gather(
-        self,
-        output: torch.Tensor,
-        A: torch.Tensor,
-        B: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        async_op: bool = False,
-        config: FusedConfig | None = None,
-        workspace: FusedWorkspace | None = None,
-        *,
-        group: Group = None,
-        a_scales: torch.Tensor | None = None,
-        b_scales: torch.Tensor | None = None,
+        self, output: torch.Tensor, A: torch.Tensor, B: torch.Tensor, bias: torch.Tensor | None = None,
+        async_op: bool = False, config: FusedConfig | None = None, workspace: FusedWorkspace | None = None, *,
+        group: Group = None, a_scales: torch.Tensor | None = None, b_scales: torch.Tensor | None = None,
         gather_dim: int = 0,
-    ) -> FusedWorkspace | Work:
+    ) -> FusedWorkspace | Work:  # fmt: skip
         """Give every member the products of all.  See `Operations`.
 
         Args:
@@ -259,20 +232,11 @@ class Operations(Calls):
         return self._run("matmul_all_gather", (output, A, B, bias, *scales), how, async_op, workspace)
 
     def matmul_reduce_scatter(
-        self,
-        output: torch.Tensor,
-        A: torch.Tensor,
-        B: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        async_op: bool = False,
-        config: FusedConfig | None = None,
-        workspace: FusedWorkspace | None = None,
-        *,
-        group: Group = None,
-        a_scales: torch.Tensor | None = None,
-        b_scales: torch.Tensor | None = None,
+        self, output: torch.Tensor, A: torch.Tensor, B: torch.Tensor, bias: torch.Tensor | None = None,
+        async_op: bool = False, config: FusedConfig | None = None, workspace: FusedWorkspace | None = None, *,
+        group: Group = None, a_scales: torch.Tensor | None = None, b_scales: torch.Tensor | None = None,
         layout: str = TORCH,
-    ) -> FusedWorkspace | Work:
+    ) -> FusedWorkspace | Work:  # fmt: skip
         """Add up the products of all members; each gets its part of the sum.  See `Operations`.
 
         Args:

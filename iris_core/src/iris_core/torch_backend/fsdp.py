@@ -21,13 +21,14 @@ from iris_core.torch_backend.buffers import Buffers
 from iris_core.torch_backend.operations import as_parts
 from iris_core.torch_backend.options import reduction
 
-_BESIDE_PRODUCTS = Config(comm_sms=NCCL_SMS)  # which need most multiprocessors
-
 
 class _Communication:
+    _same_place = False
+
     def __init__(self, ctx: Iris, buffers: Buffers | None = None) -> None:
         self.context, self._buffers = ctx, buffers or Buffers(ctx)
-        self._config = None if ctx.device == "cpu" else _BESIDE_PRODUCTS
+        sms = None if ctx.device == "cpu" else NCCL_SMS  # products beside it need most multiprocessors
+        self._config = Config(comm_sms=sms, same_place=self._same_place)
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Return a buffer of a size on the context's heap, uninitialised.  Collective."""
@@ -40,6 +41,8 @@ class _Communication:
 
 class AllGather(_Communication):
     """FSDP2's all-gather: `module.set_custom_all_gather(AllGather(ctx))`.  See `use_heap`."""
+
+    _same_place = True  # see `Buffers`
 
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False

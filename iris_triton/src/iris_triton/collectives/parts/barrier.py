@@ -15,13 +15,14 @@ two launches overlap on a device, as those of two graphs may, the second one rep
 import triton
 import triton.language as tl
 
-from iris_core.device.context_words import MismatchCode
+from iris_core.device.context_words import KIND_BITS, MismatchCode
 from iris_triton.language.flags import await_flags, lanes_for, poll, report_difference, set_flag, set_flags
 from iris_triton.language.sync import gather_stores
 
 _KIND = tl.constexpr(int(MismatchCode.KIND))
 _OVERLAP = tl.constexpr(int(MismatchCode.OVERLAP))
 _COUNT_BITS = tl.constexpr(48)
+_KIND_BITS = tl.constexpr(KIND_BITS)
 
 
 @triton.constexpr_function
@@ -209,12 +210,15 @@ def barrier_alone(control, bases, me, rank, timeout_ns, status, SIZE: tl.constex
     last_barrier(row, bases, me, last_epoch(row, SIZE), timeout_ns, status, rank, SIZE)
 
 
-@triton.jit(do_not_specialize=("me", "rank", "kind", "timeout_ns", "status"))
-def enter_alone(control, bases, me, rank, kind, timeout_ns, status, SIZE: tl.constexpr):
+@triton.jit(do_not_specialize=("me", "rank", "kind", "timeout_ns", "status"), do_not_specialize_on_alignment=("out",))
+def enter_alone(control, bases, me, rank, kind, out, timeout_ns, status, SIZE: tl.constexpr):
     """Begin a call in a kernel of one program: a barrier, and a comparison of the members' calls.
 
-    The call must not end on any member before this kernel has ended on all.
+    With an output, they differ also where it lies at different places of the heaps.  The call must not end on any
+    member before this kernel has ended on all.
     """
+    if out is not None:
+        kind = kind | (out.to(tl.int64) - tl.load(bases + me)) << _KIND_BITS
     row, epoch = enter(control, bases, me, kind, SIZE)
     epoch += 1
     barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE)

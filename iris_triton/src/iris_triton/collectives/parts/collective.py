@@ -53,11 +53,11 @@ def barrier_arguments(team: Team) -> dict[str, Any]:
     }
 
 
-def bind_alone(team: Team, kernel: Any = barrier_alone, **more: Any) -> BoundKernel:
+def bind_alone(team: Team, kernel: Any = barrier_alone, tensors: tuple[str, ...] = (), **more: Any) -> BoundKernel:
     """Return a kernel of one program and warp, between copies on a stream; `more` are arguments beside a barrier's."""
     given = barrier_arguments(team) | more
-    options = {} if team.device == "cpu" else {"num_warps": 1}
-    return BoundKernel(kernel, 1, {name: given[name] for name in kernel.arg_names}, (), team.device, options)
+    options, names = {} if team.device == "cpu" else {"num_warps": 1}, [n for n in kernel.arg_names if n not in tensors]
+    return BoundKernel(kernel, 1, {name: given[name] for name in names}, tensors, team.device, options)
 
 
 class KernelCollective:
