@@ -165,8 +165,7 @@ def way_cases(size, known=CHOSEN):
         if op in ("all_gather", "reduce_scatter", "gather", "scatter"):
             yield of(kind, stacked=True)
         if kind[1] == "copy_engine":
-            ways = ("heap", op == "all_gather"), ("ordinary", False)
-            yield from (of(kind, "int8", place=p, in_place=i, config={"same_place": True}) for p, i in ways)
+            yield of(kind, in_place=op == "all_gather", config={"same_place": True})
     if known is not CHOSEN:
         return
     for place in ("heap", "ordinary", "strided"):

@@ -468,6 +468,7 @@ def test_a_later_context_measures_nothing_or_all_again(pool, tmp_path, mode, con
     (([4e-6] * 3, [90e-6, 2e-6, 2e-6]), [4e-6, 2e-6]),
     # those that are close are measured longer
     (([4.2e-6] * 4 + [3.7e-6] * 2, [4e-6] * 6, [4.8e-6] * 3), [3.7e-6, 4e-6, 4.8e-6]),
+    (([float("inf")] * 3 + [2e-6], [4e-6] * 4), [2e-6, 4e-6]),  # the device waited for the host, which says nothing
     (([0.08], []), [0.08, float("inf")]),  # with a single call of one, the time is over: others are not begun
     ((), []),  # none could be launched: the choice stays
 ])  # fmt: skip

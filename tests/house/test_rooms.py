@@ -45,7 +45,7 @@ BUDGETS = {
     "iris_core/bench": 1200,
     "iris_core/ccl": 368,
     "iris_core/cli": 1611,
-    "iris_core/device": 1571,
+    "iris_core/device": 1576,
     "iris_core/dispatch": 3255,
     "iris_core/heap": 2666,
     "iris_core/nn": 849,

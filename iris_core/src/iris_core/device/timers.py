@@ -22,6 +22,7 @@ _DROPPED_AFTER = 2  # rounds: a single call, as in the first, says little of a s
 _CLOSE, _CLOSE_AFTER = 1.1, 3  # after that many rounds only these go on: single rounds differ by 5 %
 _CYCLES_PER_S, _MOST_SLEEP_S = 2e9, 5e-3
 _HOST_MARGIN, _HOST_LATE_S = 3.0, 1e-4  # of what the host needs for its launches: it may be kept from them
+_LATE, _MOST_S = math.inf, 1e6  # of a round in which the device waited for a host; what members exchange
 _Launches = Sequence[Callable[[], object]]
 
 
@@ -44,7 +45,7 @@ def measure(
     spent = 0.0
     for number in range(_ROUNDS):
         bound = (NEAR if number < _CLOSE_AFTER else _CLOSE) * min(best)
-        again = [place for place, seconds in enumerate(best) if number < _DROPPED_AFTER or seconds <= bound]
+        again = [i for i, seconds in enumerate(best) if number < _DROPPED_AFTER or seconds <= bound or seconds == _LATE]
         if number and (len(again) == 1 or spent > _LIMIT_S):
             break
         calls = [1 if number == 0 else _calls(best[place], host[place]) for place in again]
@@ -58,11 +59,12 @@ def measure(
         for part in [[each] for each in timed] if hurries and number == 0 else [timed]:  # single calls may take long
             if spent > _LIMIT_S:
                 break
-            own = [int(seconds * 1e9) for place, count in part for seconds in takes[place](count)]
+            own = [int(min(seconds, _MOST_S) * 1e9) for place, count in part for seconds in takes[place](count)]
             slowest = [max(everyone) / 1e9 for everyone in zip(*world.all_gather_ints(own), strict=True)]
             for (place, count), seconds, host_s in zip(part, slowest[::2], slowest[1::2], strict=True):
-                best[place], host[place] = min(best[place], max(1e-9, seconds)), min(host[place], host_s)
-                spent += (count + 1) * best[place]
+                seconds = max(1e-9, seconds) if seconds < _MOST_S else _LATE
+                best[place], host[place] = min(best[place], seconds), min(host[place], host_s)
+                spent += (count + 1) * best[place] if best[place] < _LATE else _MOST_SLEEP_S
     return list(zip(best, host, strict=True))
 
 
@@ -80,15 +82,18 @@ def _cpu_seconds(launch: Callable[[], object], calls: int) -> tuple[float, float
 def _gpu_seconds(launch: Callable[[], object], calls: int) -> tuple[float, float]:
     """Return the seconds between two events on the current stream, and the time in which the host launches, apart.
 
-    The device sleeps until all calls are launched.  The first one after that is not timed: in it the members wait for
-    the one that began last.  The host's time is that of calls one after the other: a single one takes it twice as long.
+    The device sleeps until all calls are launched; if it does not sleep for long enough, the seconds are `_LATE`.  The
+    first call after that is not timed: in it the members wait for the one that began last.  The host's time is that of
+    calls one after the other: a single one takes it twice as long.
     """
     first_s, launched = seconds_by_clock(launch, 1), list[float]()
     sleep_s = min(_HOST_MARGIN * first_s * (calls + 1) + _HOST_LATE_S, _MOST_SLEEP_S)
+    begin = time.perf_counter()
     torch.cuda._sleep(int(sleep_s * _CYCLES_PER_S))  # type: ignore[no-untyped-call]
     launch()
-    seconds = seconds_by_events(lambda: launched.append(seconds_by_clock(launch, calls)), 1) / calls
-    return seconds, min(first_s, *launched)
+    timed = lambda: launched.extend([seconds_by_clock(launch, calls), time.perf_counter() - begin])
+    seconds = seconds_by_events(timed, 1) / calls
+    return seconds if launched[1] < sleep_s else _LATE, min(first_s, launched[0])
 
 
 def _captured_by_all(launches: _Launches, calls: Sequence[int], world: World) -> list[Any]:
