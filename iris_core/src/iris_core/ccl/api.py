@@ -74,14 +74,9 @@ class Collectives(Calls):
 
     # -- operations ---------------------------------------------------------------------------------------------------
     def all_reduce(
-        self,
-        output: Tensor,
-        input: Tensor,
-        op: ReduceOp | Any = None,
-        group: Group = None,
-        async_op: bool = False,
+        self, output: Tensor, input: Tensor, op: ReduceOp | Any = None, group: Group = None, async_op: bool = False,
         config: Config | None = None,
-    ) -> Work | None:
+    ) -> Work | None:  # fmt: skip
         """Reduce the inputs of all members into the output of each; all get the same bits.
 
         Args:
@@ -102,16 +97,9 @@ class Collectives(Calls):
         return self._run("all_gather", output, input, group, async_op, config)
 
     def reduce_scatter(
-        self,
-        output: Tensor,
-        input: Tensor,
-        op: ReduceOp | Any = None,
-        group: Group = None,
-        async_op: bool = False,
-        config: Config | None = None,
-        *,
-        layout: str = TORCH,
-    ) -> Work | None:
+        self, output: Tensor, input: Tensor, op: ReduceOp | Any = None, group: Group = None, async_op: bool = False,
+        config: Config | None = None, *, layout: str = TORCH,
+    ) -> Work | None:  # fmt: skip
         """Reduce the inputs of all members; each member gets its part of the result.
 
         Args:
@@ -123,17 +111,10 @@ class Collectives(Calls):
         return self._run("reduce_scatter", output, input, group, async_op, config, op, layout)
 
     def all_to_all(
-        self,
-        output: Tensor,
-        input: Tensor,
-        group: Group = None,
-        async_op: bool = False,
-        config: Config | None = None,
-        *,
-        output_split_sizes: Sequence[int] | Tensor | None = None,
-        input_split_sizes: Sequence[int] | Tensor | None = None,
-        layout: str = TORCH,
-    ) -> Work | None:
+        self, output: Tensor, input: Tensor, group: Group = None, async_op: bool = False, config: Config | None = None,
+        *, output_split_sizes: Sequence[int] | Tensor | None = None,
+        input_split_sizes: Sequence[int] | Tensor | None = None, layout: str = TORCH,
+    ) -> Work | None:  # fmt: skip
         """Give each member its part of the input; the output has the parts from all members, in the group's order.
 
         Args:
@@ -172,15 +153,9 @@ class Collectives(Calls):
         return self._run("broadcast", tensor, tensor if own else None, group, async_op, config, src)
 
     def reduce(
-        self,
-        output: Tensor | None,
-        input: Tensor,
-        dst: int = 0,
-        op: ReduceOp | Any = None,
-        group: Group = None,
-        async_op: bool = False,
-        config: Config | None = None,
-    ) -> Work | None:
+        self, output: Tensor | None, input: Tensor, dst: int = 0, op: ReduceOp | Any = None, group: Group = None,
+        async_op: bool = False, config: Config | None = None,
+    ) -> Work | None:  # fmt: skip
         """Reduce the inputs of all members into the output of one.
 
         Args:
@@ -191,14 +166,9 @@ class Collectives(Calls):
         return self._run("reduce", out, input, group, async_op, config, op, dst)
 
     def gather(
-        self,
-        output: Tensor | None,
-        input: Tensor,
-        dst: int = 0,
-        group: Group = None,
-        async_op: bool = False,
+        self, output: Tensor | None, input: Tensor, dst: int = 0, group: Group = None, async_op: bool = False,
         config: Config | None = None,
-    ) -> Work | None:
+    ) -> Work | None:  # fmt: skip
         """Put the inputs of all members, in the group's order, into the output of one.
 
         Args:
@@ -209,14 +179,9 @@ class Collectives(Calls):
         return self._run("gather", out, input, group, async_op, config, dst)
 
     def scatter(
-        self,
-        output: Tensor,
-        input: Tensor | None,
-        src: int = 0,
-        group: Group = None,
-        async_op: bool = False,
+        self, output: Tensor, input: Tensor | None, src: int = 0, group: Group = None, async_op: bool = False,
         config: Config | None = None,
-    ) -> Work | None:
+    ) -> Work | None:  # fmt: skip
         """Give each member its part of the input of one.
 
         Args:

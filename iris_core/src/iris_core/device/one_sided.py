@@ -87,16 +87,9 @@ class OneSided:
         return rank in self.node_ranks
 
     def put(
-        self,
-        tensor: torch.Tensor,
-        peer: int,
-        source: torch.Tensor | None = None,
-        *,
-        signal: torch.Tensor | None = None,
-        value: int = 1,
-        op: Op = "set",
-        stream: Any = None,
-    ) -> None:
+        self, tensor: torch.Tensor, peer: int, source: torch.Tensor | None = None, *,
+        signal: torch.Tensor | None = None, value: int = 1, op: Op = "set", stream: Any = None,
+    ) -> None:  # fmt: skip
         """Copy to another rank's `tensor`, and then change its signal.
 
         Args:
@@ -216,16 +209,9 @@ class OneSided:
         return True
 
     def _between_nodes(
-        self,
-        what: str,
-        peer: int,
-        source: tuple[torch.Tensor, str] | None,
-        target: tuple[torch.Tensor, str] | None,
-        signal: torch.Tensor | None,
-        value: int,
-        op: str,
-        stream: Any,
-    ) -> None:
+        self, what: str, peer: int, source: tuple[torch.Tensor, str] | None, target: tuple[torch.Tensor, str] | None,
+        signal: torch.Tensor | None, value: int, op: str, stream: Any,
+    ) -> None:  # fmt: skip
         """Let the network copy, and add to a signal; tensors with their names in errors."""
         nbytes, offsets = 0, [0, 0]
         if source is not None and target is not None:

@@ -53,16 +53,9 @@ class SymmetricHeap:
     """
 
     def __init__(
-        self,
-        allocator: Allocator,
-        world: World,
-        *,
-        on_allocated: Callable[[int, int], None] | None = None,
-        usable_nbytes: int | None = None,
-        streams: Streams | None = None,
-        device: str = "cpu",
-        gap_nbytes: int = 0,
-    ) -> None:
+        self, allocator: Allocator, world: World, *, on_allocated: Callable[[int, int], None] | None = None,
+        usable_nbytes: int | None = None, streams: Streams | None = None, device: str = "cpu", gap_nbytes: int = 0,
+    ) -> None:  # fmt: skip
         usable = allocator.nbytes if usable_nbytes is None else usable_nbytes
         self.streams: Streams = HostStreams() if streams is None else streams
         self.standstill: Standstill | None = None  # set when the context is opened
@@ -159,13 +152,9 @@ class SymmetricHeap:
         return self.empty_strided((num_elements,), (1,), dtype, ("allocate", num_elements, dtype), alignment)
 
     def empty_strided(
-        self,
-        shape: Sequence[int],
-        stride: Sequence[int],
-        dtype: torch.dtype,
-        label: Label,
+        self, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, label: Label,
         alignment: int = MIN_ALIGNMENT,
-    ) -> torch.Tensor:
+    ) -> torch.Tensor:  # fmt: skip
         """Allocate a tensor of any strides, in elements and not negative; its content is undefined.  See `allocate`.
 
         `label` is the call that asks for it, as (name, argument, ...), for messages.

@@ -33,13 +33,9 @@ def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
 
 
 def part_of(
-    request: FusedRequest | CollectiveRequest | NormRequest,
-    op: str,
-    inp: Side | None,
-    out: Side | None,
-    among: Sequence[int] | None = None,
-    **options: Any,
-) -> CollectiveRequest:
+    request: FusedRequest | CollectiveRequest | NormRequest, op: str, inp: Side | None, out: Side | None,
+    among: Sequence[int] | None = None, **options: Any,
+) -> CollectiveRequest:  # fmt: skip
     """Describe a collective that is a part of an operation, as `CollectiveCall.describe` would.
 
     `request` is that of the operation, `among` the members that take part, by their numbers in the group; None for all.
@@ -118,15 +114,9 @@ def scratch_of(host: Host, what: str, count: int, dtype: str) -> torch.Tensor:
 
 
 def staged(
-    host: Host,
-    what: str,
-    dtype: str,
-    shape: tuple[int, ...],
-    stride: tuple[int, ...] | None,
-    order: Sequence[int] | None,
-    splits: Sequence[int] | None = None,
-    is_columns: bool = False,
-) -> Staged:
+    host: Host, what: str, dtype: str, shape: tuple[int, ...], stride: tuple[int, ...] | None,
+    order: Sequence[int] | None, splits: Sequence[int] | None = None, is_columns: bool = False,
+) -> Staged:  # fmt: skip
     """Say how to pass a tensor on: itself, or a copy in scratch memory; without strides there is no tensor."""
     if order is None and stride is not None and is_dense(shape, stride):
         return Staged()

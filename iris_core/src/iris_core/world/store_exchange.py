@@ -137,14 +137,9 @@ class StoreExchanges(Exchanges):
         sent.append((number, self._store.set(f"{world:x}/{number}/{self._rank}", data)))
 
     def _collect(
-        self,
-        world: int,
-        number: int,
-        far: Sequence[int],
-        found: dict[int, Frame],
-        deadline: float,
+        self, world: int, number: int, far: Sequence[int], found: dict[int, Frame], deadline: float,
         look: Callable[[], None],
-    ) -> list[int]:
+    ) -> list[int]:  # fmt: skip
         """Add the frames of peers on other nodes to those found; return the ranks that were missing at the deadline."""
         keys = {peer: f"{world:x}/{number}/{peer}" for peer in far}
         pause, most = _PAUSE_S

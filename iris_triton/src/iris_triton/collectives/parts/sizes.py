@@ -143,15 +143,9 @@ def rounded_up(elements: int, item: int) -> int:
 
 
 def pieces(
-    team: Team,
-    elements: int | None,
-    item: int,
-    number: int,
-    *,
-    halves: int = 2,
-    name: str = "staging",
+    team: Team, elements: int | None, item: int, number: int, *, halves: int = 2, name: str = "staging",
     needed: bool = True,
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """Return the arguments `stage`, the staging region, and `capacity`, the elements of a piece.
 
     Collective: every member calls it with the same arguments.

@@ -105,7 +105,7 @@ class Dialect(Operators):
         if kind is _compat.JITFunction:
             return self.prepare(function)(*args, **kwargs)
         if kind is _compat.ConstexprFunction:
-            return False if id(function) in _compat.TARGET_QUESTIONS else function(*args, **kwargs)
+            return False if id(function) in _compat.TARGET_QUESTIONS else _call_python(function.fn, *args, **kwargs)
         if kind is FunctionType or kind is type:
             handler = self._handlers.get(function)
             if handler is None:
@@ -113,6 +113,8 @@ class Dialect(Operators):
             return handler(*args, **kwargs)
         if kind is MethodType:
             method, owner = function.__func__, function.__self__
+            if owner.__class__ is _Tensor and (handler := self._handlers.get(method)) is not None:
+                return handler(owner, *args, **kwargs)
             if _compat.is_builtin(method) or isinstance(owner, tl.core.base_value):
                 return self.call(method, owner, *args, **kwargs)
             return _call_python(function, *args, **kwargs)
@@ -158,7 +160,7 @@ class Dialect(Operators):
             handlers[kind] = functools.partial(_constant_of, kind)
         handlers[builtins.getattr] = self._getattr
         handlers[builtins.isinstance] = lambda value, kinds: isinstance(unwrap(value), kinds)
-        for builtin in (core.cast, core.load, core.store):
+        for builtin in (core.cast, core.load, core.store, core.where, core.reduce):
             quick = getattr(self, f"quick_{builtin.__name__}")
             handlers[builtin] = functools.partial(_first, quick, self._make_handler(builtin))
         handlers[tl.tensor.to] = handlers[core.cast]

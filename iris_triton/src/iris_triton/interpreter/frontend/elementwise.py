@@ -45,7 +45,11 @@ def _shift(op: Callable[..., Array], fill: Callable[[Array], Array]) -> Callable
     """Make a shift whose result is defined for counts of the width or more, which numpy leaves to the processor."""
 
     def shift(data: Array, count: Array) -> Array:
-        count, width = unsigned(count), data.dtype.itemsize * 8
+        width = data.dtype.itemsize * 8
+        if count.ndim == 0 and 0 <= count < width:
+            by_constant: Array = op(data, count)
+            return by_constant
+        count = unsigned(count)
         result: Array = op(data, np.minimum(count, count.dtype.type(width - 1)).astype(data.dtype))
         too_far = count >= width
         return np.where(too_far, fill(data), result) if too_far.any() else result

@@ -15,7 +15,7 @@ import triton.language as tl
 from iris_triton import _compat
 from iris_triton.interpreter.frontend import numerics
 from iris_triton.interpreter.frontend.elementwise import shift_left, shift_right
-from iris_triton.interpreter.frontend.semantic import AmbiguousConditionError
+from iris_triton.interpreter.frontend.semantic import COMBINED, AmbiguousConditionError
 from iris_triton.interpreter.frontend.values import Array, TypeFacts, facts_of, plain_form, wrap
 from iris_triton.interpreter.memory import accesses
 
@@ -55,6 +55,7 @@ BINARY: dict[str, tuple[str, Callable[..., Array] | None, tuple[str, ...]]] = {
 }
 """Operators by their names in the syntax tree: Python's name, and which kinds of operands numpy computes at once."""
 
+_LOAD_HINTS: dict[str, tuple[Any, ...]] = {"cache_modifier": ("", ".ca", ".cg", ".cv"), "volatile": (False, True)}
 _COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 
 
@@ -184,15 +185,16 @@ class Operators:
 
     call: Callable[..., Any]  # runs methods that aggregates define for operators
     attribute: Callable[[Any, str], Any]
+    assign: Callable[[Any], Any]
 
     def __init__(self, semantic: Any, around: Callable[[str, Callable[..., Any]], Callable[..., Any]] | None) -> None:
         """Take the semantic layer, and what makes of each operator the one that is used, if anything."""
         self.semantic = semantic
         self.table: dict[str, Callable[..., Any]] = {
             **{name: self._binary(*row) for name, row in BINARY.items()},
-            "USub": self._unary("__neg__", operator.neg),
+            "USub": self._unary("__neg__", operator.neg, np.negative, ("int",)),
             "UAdd": self._unary("__pos__", operator.pos),
-            "Invert": self._unary("__invert__", operator.invert),
+            "Invert": self._unary("__invert__", operator.invert, np.invert, _BITS),
             "Not": self._unary("__not__", lambda value: not truth(value)),
             "Is": lambda a, b: unwrap(a) is unwrap(b),
             "IsNot": lambda a, b: unwrap(a) is not unwrap(b),
@@ -237,11 +239,16 @@ class Operators:
 
         return op
 
-    def _unary(self, method: str, python: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def _unary(
+        self, method: str, python: Callable[[Any], Any], numpy: Callable[[Any], Array] | None = None,
+        kinds: tuple[str, ...] = (),
+    ) -> Callable[[Any], Any]:  # fmt: skip
         body = _compat.builtin_body(getattr(_Tensor, method, None))
 
         def op(value: Any) -> Any:
             if isinstance(value, _Tensor):
+                if numpy is not None and facts_of(value.type).kind in kinds:
+                    return wrap(numpy(value.handle.data), value.type)
                 return value if body is None else body(value, _semantic=self.semantic)
             return python(unwrap(value))
 
@@ -277,13 +284,42 @@ class Operators:
         """tl.cast of a tensor, without a way to round."""
         if value.__class__ is not _Tensor or fp_downcast_rounding is not None:
             return NotImplemented
-        convert = self.semantic.bitcast if unwrap(bitcast) else self.semantic.cast
-        return convert(value, unwrap(dtype))
+        dtype = unwrap(dtype)
+        if dtype is value.type.scalar:
+            return value
+        return (self.semantic.bitcast if unwrap(bitcast) else self.semantic.cast)(value, dtype)
+
+    def quick_where(self, condition: Any, x: Any, y: Any) -> Any:
+        """tl.where by a condition that has the shape of the result."""
+        x, y = unwrap(x), unwrap(y)
+        pair = _pair(self.assign(x) if x.__class__ is y.__class__ is int else x, y)
+        if pair is None or condition.__class__ is not _Tensor:
+            return NotImplemented
+        facts = facts_of(condition.type)
+        if facts.kind != "bool" or facts.form is not facts_of(pair[2]).form:
+            return NotImplemented
+        return wrap(np.where(condition.handle.data, pair[0], pair[1]), pair[2])
+
+    def quick_reduce(self, value: Any, axis: Any, combine_fn: Any, keep_dims: Any = False) -> Any:
+        """tl.reduce along the last axis by what numpy has."""
+        facts = facts_of(value.type) if value.__class__ is _Tensor else _INT1
+        if facts.kind not in ("int", "float") or facts.form is None or facts.form.layout is not None:
+            return NotImplemented
+        axis, last, data = unwrap(axis), len(facts.form.shape) - 1, value.handle.data
+        reduces = next((each[facts.kind == "float"].reduce for fn, each in COMBINED if fn is combine_fn), None)
+        if reduces is None or unwrap(keep_dims) or axis not in ((last, -1) if last else (0, -1, None)):
+            return NotImplemented
+        result = reduces(data, axis=-1, dtype=data.dtype)
+        if not last:
+            return wrap(result.reshape(1), facts.scalar)
+        return wrap(result, facts.block(plain_form(facts.form.shape[:-1])))
 
     def quick_load(self, pointer: Any, mask: Any = None, other: Any = None, **hints: Any) -> Any:
-        """tl.load of a block or scalar without cache hints."""
-        if hints or pointer.__class__ is not _Tensor:
+        """tl.load of a block or scalar."""
+        known = all(unwrap(hint) in _LOAD_HINTS.get(name, ()) for name, hint in hints.items())
+        if not known or pointer.__class__ is not _Tensor:
             return NotImplemented
+        polls = bool(hints) and (unwrap(hints.get("volatile")) or unwrap(hints.get("cache_modifier")) == ".cv")
         facts, mask, other, fill = facts_of(pointer.type), unwrap(mask), unwrap(other), None
         active = _active(mask, facts)
         if facts.element is None or active is NotImplemented:
@@ -294,7 +330,7 @@ class Operators:
             if facts.numpy.kind == "i" and (other.__class__ is float or not -128 <= other < 128):
                 return NotImplemented
             fill = np.array(other, facts.numpy)
-        data = accesses.load(pointer.handle.data, active, fill, facts.numpy)
+        data = accesses.load(pointer.handle.data, active, fill, facts.numpy, poll=polls)
         return wrap(data, facts.pointee.like(facts.form))
 
     def quick_store(self, pointer: Any, value: Any, mask: Any = None, **hints: Any) -> Any:

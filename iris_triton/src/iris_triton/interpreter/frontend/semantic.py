@@ -83,6 +83,15 @@ class ArrayRegions:
             return wrap(data.view(target.kept), target.like(source.form))
         return super().cast(value, type_, fp_downcast_rounding)  # type: ignore[misc]
 
+    def broadcast_impl_value(self, lhs: Any, rhs: Any) -> tuple[Any, Any]:
+        """Spread a scalar over a block at once."""
+        left, right = facts_of(lhs.type), facts_of(rhs.type)
+        if left.form is None and right.form is not None:
+            return wrap(np.full(right.form.shape, lhs.handle.data[0]), left.block(right.form)), rhs
+        if left.form is not None and right.form is None:
+            return lhs, wrap(np.full(left.form.shape, rhs.handle.data[0]), right.block(left.form))
+        return super().broadcast_impl_value(lhs, rhs)  # type: ignore[misc]
+
     def reduced_type(self, type_: Any, axis: int) -> Any:
         """Return the type of a reduction's result: a block without one dimension, or a scalar."""
         shape = tuple(int(n) for i, n in enumerate(type_.shape) if i != axis)
@@ -198,7 +207,7 @@ def _as_tensor(data: Array, type_: Any) -> Any:
     return wrap(np.asarray(data).reshape(shape), type_)
 
 
-_NUMPY = (  # combine functions of Triton, and numpy's for integers and floats; a list, as hashing is slow
+COMBINED = (  # combine functions of Triton, and numpy's for integers and floats; a list, as hashing is slow
     (tl.standard._sum_combine, (np.add, np.add)),
     (tl.standard._prod_combine, (np.multiply, np.multiply)),
     (tl.standard._elementwise_max, (np.maximum, np.fmax)),
@@ -213,7 +222,7 @@ def _numpy_combine(region_builder: Any, inputs: Any, axis: int) -> tuple[Any, li
     if scalar.primitive_bitwidth < 8 or scalar == tl.bfloat16 or (scalar.is_floating() and arrays[0].itemsize == 1):
         return None, arrays
     function = _compat.combine_function(region_builder)
-    found = next((functions[scalar.is_floating()] for each, functions in _NUMPY if each is function), None)
+    found = next((functions[scalar.is_floating()] for each, functions in COMBINED if each is function), None)
     if found is not None and scalar.is_int_unsigned():
         arrays[0] = values.unsigned(arrays[0])
     return found, arrays

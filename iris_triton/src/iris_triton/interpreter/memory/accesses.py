@@ -24,6 +24,7 @@ from iris_triton.interpreter.state import ProgramInfo, current
 watcher: Any = None  # the checker while it is on, for launches; at accesses it replaces functions below
 _word = ctypes.c_int64
 _NO_HEAP = 0, None
+_FEW = 16  # addresses that are looked up faster one after the other
 _ALIGNMENT = 4096  # HEAP_ALIGNMENT of iris_triton.language.address
 _OPS, _RELAXED = _compat.ir.ATOMIC_OP, _compat.ir.MEM_SEMANTIC.RELAXED
 
@@ -62,7 +63,11 @@ def check(addresses: Array, mask: Array | None, nbytes: int, access: str) -> Reg
         if not flat.size:
             return None
         region = checker.find(int(flat.min()), int(flat.max()) + nbytes)
-    if region is None and launch.refuse and checker.outside(flat, nbytes).any():
+    if region is not None or not launch.refuse:
+        return region
+    if flat.size <= _FEW and all(checker.find(each, each + nbytes) for each in flat.tolist()):
+        return None  # words of several ranks, as flags are
+    if checker.outside(flat, nbytes).any():
         raise checker.error(launch.kernel, current.program.pid, access, flat, lanes, nbytes)
     return region
 
@@ -78,13 +83,9 @@ def _locate(
 
 
 def load(
-    addresses: Array,
-    mask: Array | None,
-    fill: Array | None,
-    dtype: np.dtype[Any],
-    access: str = "load",
+    addresses: Array, mask: Array | None, fill: Array | None, dtype: np.dtype[Any], access: str = "load",
     poll: bool = False,
-) -> Array:
+) -> Array:  # fmt: skip
     """Read the active elements; the others get `fill`, or 0 without one."""
     shape = addresses.shape
     mask, view, indices, _ = _locate(addresses, mask, dtype, access)

@@ -97,6 +97,9 @@ class Region:
 
     def indices(self, addresses: Array, itemsize: int) -> Array | None:
         """Element indices of addresses; None if one of them is not a whole number of elements from the start."""
+        if addresses.size == 1:
+            offset = int(addresses.reshape(-1)[0]) - self.start
+            return None if offset % itemsize else np.array(offset // itemsize).reshape(addresses.shape)
         offsets = (addresses - np.uint64(self.start)).view(np.int64)
         if itemsize == 1:
             return offsets
