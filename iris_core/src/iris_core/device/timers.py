@@ -33,7 +33,8 @@ def measure(
 
     Both are the least of some rounds, of the slowest member.  On a GPU, `captures` are the same launches for a stream
     that is captured: events take the times, at last those of graphs, which the fastest ones are captured into.  On a
-    CPU there are none, and the second ones are 0.  If it `hurries`, those for which no time is left have infinite ones.
+    CPU there are none, and the second ones are 0.  Launches that were late in all rounds have infinite ones, and, if it
+    `hurries`, those for which no time is left.
 
     Collective: every member calls it with the same launches in the same order, each of which it has called before, and
     gets the same numbers, none for no launches.  They launch on the current stream.
@@ -82,18 +83,18 @@ def _cpu_seconds(launch: Callable[[], object], calls: int) -> tuple[float, float
 def _gpu_seconds(launch: Callable[[], object], calls: int) -> tuple[float, float]:
     """Return the seconds between two events on the current stream, and the time in which the host launches, apart.
 
-    The device sleeps until all calls are launched; if it does not sleep for long enough, the seconds are `_LATE`.  The
+    The device sleeps until all calls are launched; where the host takes longer than expected, they are `_LATE`.  The
     first call after that is not timed: in it the members wait for the one that began last.  The host's time is that of
     calls one after the other: a single one takes it twice as long.
     """
     first_s, launched = seconds_by_clock(launch, 1), list[float]()
-    sleep_s = min(_HOST_MARGIN * first_s * (calls + 1) + _HOST_LATE_S, _MOST_SLEEP_S)
+    expected_s = _HOST_MARGIN * first_s * (calls + 1) + _HOST_LATE_S
     begin = time.perf_counter()
-    torch.cuda._sleep(int(sleep_s * _CYCLES_PER_S))  # type: ignore[no-untyped-call]
+    torch.cuda._sleep(int(min(expected_s, _MOST_SLEEP_S) * _CYCLES_PER_S))  # type: ignore[no-untyped-call]
     launch()
     timed = lambda: launched.extend([seconds_by_clock(launch, calls), time.perf_counter() - begin])
     seconds = seconds_by_events(timed, 1) / calls
-    return seconds if launched[1] < sleep_s else _LATE, min(first_s, launched[0])
+    return seconds if launched[1] < expected_s else _LATE, min(first_s, launched[0])
 
 
 def _captured_by_all(launches: _Launches, calls: Sequence[int], world: World) -> list[Any]:
