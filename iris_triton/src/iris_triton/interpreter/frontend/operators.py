@@ -15,7 +15,7 @@ import triton.language as tl
 from iris_triton import _compat
 from iris_triton.interpreter.frontend import numerics
 from iris_triton.interpreter.frontend.elementwise import shift_left, shift_right
-from iris_triton.interpreter.frontend.semantic import COMBINED, AmbiguousConditionError
+from iris_triton.interpreter.frontend.semantic import AmbiguousConditionError, numpy_for
 from iris_triton.interpreter.frontend.values import Array, TypeFacts, facts_of, plain_form, wrap
 from iris_triton.interpreter.memory import accesses
 
@@ -306,10 +306,10 @@ class Operators:
         if facts.kind not in ("int", "float") or facts.form is None or facts.form.layout is not None:
             return NotImplemented
         axis, last, data = unwrap(axis), len(facts.form.shape) - 1, value.handle.data
-        reduces = next((each[facts.kind == "float"].reduce for fn, each in COMBINED if fn is combine_fn), None)
-        if reduces is None or unwrap(keep_dims) or axis not in ((last, -1) if last else (0, -1, None)):
+        numpy = numpy_for(combine_fn, facts.kind == "float")
+        if numpy is None or unwrap(keep_dims) or axis not in ((last, -1) if last else (0, -1, None)):
             return NotImplemented
-        result = reduces(data, axis=-1, dtype=data.dtype)
+        result = numpy.reduce(data, axis=-1, dtype=data.dtype)
         if not last:
             return wrap(result.reshape(1), facts.scalar)
         return wrap(result, facts.block(plain_form(facts.form.shape[:-1])))
@@ -319,7 +319,8 @@ class Operators:
         known = all(unwrap(hint) in _LOAD_HINTS.get(name, ()) for name, hint in hints.items())
         if not known or pointer.__class__ is not _Tensor:
             return NotImplemented
-        polls = bool(hints) and (unwrap(hints.get("volatile")) or unwrap(hints.get("cache_modifier")) == ".cv")
+        volatile, modifier = (unwrap(hints.get(name)) for name in ("volatile", "cache_modifier"))
+        polls = bool(volatile) or _compat.is_uncached((modifier,))
         facts, mask, other, fill = facts_of(pointer.type), unwrap(mask), unwrap(other), None
         active = _active(mask, facts)
         if facts.element is None or active is NotImplemented:

@@ -207,12 +207,17 @@ def _as_tensor(data: Array, type_: Any) -> Any:
     return wrap(np.asarray(data).reshape(shape), type_)
 
 
-COMBINED = (  # combine functions of Triton, and numpy's for integers and floats; a list, as hashing is slow
+_NUMPY = (  # combine functions of Triton, and numpy's for integers and floats; a list, as hashing is slow
     (tl.standard._sum_combine, (np.add, np.add)),
     (tl.standard._prod_combine, (np.multiply, np.multiply)),
     (tl.standard._elementwise_max, (np.maximum, np.fmax)),
     (tl.standard._elementwise_min, (np.minimum, np.fmin)),
 )
+
+
+def numpy_for(function: Any, is_floating: bool) -> Any:
+    """Return numpy's function that does what a combine function does; None if there is none."""
+    return next((functions[is_floating] for each, functions in _NUMPY if each is function), None)
 
 
 def _numpy_combine(region_builder: Any, inputs: Any, axis: int) -> tuple[Any, list[Array]]:
@@ -222,7 +227,7 @@ def _numpy_combine(region_builder: Any, inputs: Any, axis: int) -> tuple[Any, li
     if scalar.primitive_bitwidth < 8 or scalar == tl.bfloat16 or (scalar.is_floating() and arrays[0].itemsize == 1):
         return None, arrays
     function = _compat.combine_function(region_builder)
-    found = next((functions[scalar.is_floating()] for each, functions in COMBINED if each is function), None)
+    found = numpy_for(function, scalar.is_floating())
     if found is not None and scalar.is_int_unsigned():
         arrays[0] = values.unsigned(arrays[0])
     return found, arrays
