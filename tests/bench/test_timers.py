@@ -52,7 +52,7 @@ def test_a_graph_is_captured_after_eager_calls_and_verified_by_a_replay(log, mea
 
     def benchmark(state, ctx):
         state.set_timer("graph")
-        state.set_repeat(40)
+        state.set_repeat(200)
         state.provider("kernel", lambda: log.append("call"), check=lambda: checked_after.append(log[-2:]))
 
     ctx = SimpleNamespace(
@@ -61,13 +61,13 @@ def test_a_graph_is_captured_after_eager_calls_and_verified_by_a_replay(log, mea
     )  # fmt: skip
     (result,) = measure(benchmark, world=PretendedWorld(2), ctx=ctx)
     eager = ["align", "sleep", "record", "call", "record"]
-    captured = [*eager * 2, "capture", *["call"] * state.MAX_GRAPH_CALLS]
-    timed = ["sleep", "record", "replay", "replay", "record"]  # 40 calls in graphs of 20
+    captured = [*eager * 3, "capture", *["call"] * state.MAX_GRAPH_CALLS]
+    timed = ["sleep", "record", "replay", "replay", "record"]  # 200 calls in graphs of 100
     once = ["sleep", "record", "replay", "record"]
     assert log == [*captured, "replay", "align", *once, "warm", *["replay", "align", *timed] * 3, "reset", "barrier"]
     assert checked_after == [["replay", "record"]] * 2
-    assert result.time_us == pytest.approx(BATCH_MS * 1e3 / 40)
-    assert (result.calls, result.timer, result.num_ranks) == (40, "graph", 2)
+    assert result.time_us == pytest.approx(BATCH_MS * 1e3 / 200)
+    assert (result.calls, result.timer, result.num_ranks) == (200, "graph", 2)
 
 
 @pytest.fixture

@@ -174,6 +174,7 @@ class Runner:
             self._once(provider)
             seconds = self._once(provider)
             if provider.timer == "graph":
+                seconds = min(seconds, self._once(provider))  # in one of them, Python may collect garbage for long
                 provider.capture(min(MAX_GRAPH_CALLS, repeat or math.ceil(batch_s / seconds)))
                 if provider.graph is not None:
                     state.resources.callback(provider.graph.reset)

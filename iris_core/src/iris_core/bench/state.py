@@ -19,8 +19,8 @@ _Call = Callable[[], object]
 TIMERS = ("cpu", "events", "graph", "reported")
 ON_GPU = ("events", "graph")
 
-# Calls in one graph: enough that the start of a replay does not count, few enough that capturing is quick.
-MAX_GRAPH_CALLS = 20
+# Calls in one graph: so many that the pause between two replays, some microseconds, does not count in short kernels.
+MAX_GRAPH_CALLS = 100
 # More than the last cache of any GPU; it is written before each call, so that what the call reads is not there.
 _CACHE_NBYTES = 256 << 20
 # Pause of the device (about 0.1 ms) before the first event, in which the host launches what follows it.
