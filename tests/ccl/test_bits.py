@@ -23,8 +23,7 @@ from iris_core.ops import FusedConfig
 from iris_core.testing.conformance.collective_jobs import Case, promised
 
 ALGORITHMS = {
-    ("all_reduce", "two_shot"), ("all_reduce", "one_shot"), ("reduce", "pull"),
-    ("reduce_scatter", "pull"),
+    ("all_reduce", "two_shot"), ("all_reduce", "one_shot"), ("reduce", "pull"), ("reduce_scatter", "pull"),
     *(("all_reduce", f"{each}_one_shot") for each in ("ll", "ll128", "sentinel")),
     *(("all_reduce", f"{each}_two_shot") for each in ("ll128", "sentinel")),
     *((op, f"{each}_mailbox") for op in ("reduce", "reduce_scatter") for each in ("ll", "ll128", "sentinel")),

@@ -172,9 +172,8 @@ class Runner:
         batch_s, repeat, is_reported = self._options.batch_ms / 1e3, state.options.repeat, provider.timer == "reported"
         if not is_reported:  # that may take seconds: no call only to see how many
             self._once(provider)
-            seconds = self._once(provider)
             if provider.timer == "graph":
-                seconds = min(seconds, self._once(provider))  # in one of them, Python may collect garbage for long
+                seconds = min(self._once(provider) for _ in range(2))  # in one, Python may collect garbage for long
                 provider.capture(min(MAX_GRAPH_CALLS, repeat or math.ceil(batch_s / seconds)))
                 if provider.graph is not None:
                     state.resources.callback(provider.graph.reset)
