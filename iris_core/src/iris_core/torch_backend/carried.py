@@ -48,7 +48,7 @@ class Carried:
         self._order, self._side = order, SideStream(device.index)
         self._done = DoneWork([], device)
         self._device, self._heap, self._size = device, binder.here.heap, binder.here.world_size
-        self._known: dict[tuple[Any, ...], tuple[Any, bool]] = {}  # NCCL's method, if it carries them; are they large
+        self._known: dict[tuple[Any, ...], Any] = {}  # NCCL's method, None if Iris serves them
         self._is_usable: bool | None = None  # or not known yet
         self._lost: PeerLostError | None = None
         self._closed = threading.Event()
@@ -89,21 +89,20 @@ class Carried:
 
         Collective.  RankMismatchError on all ranks if others run another call, or by Iris, when it is new.
         """
-        if self._is_usable is False or opts is None:
-            return None
         is_async = getattr(opts, "asyncOp", False)
+        if not is_async and (whole is part or whole.nbytes < _LARGE_NBYTES):  # most calls, which wait for nothing here
+            return None
+        if self._is_usable is False or opts is None or torch.cuda.is_current_stream_capturing():
+            return None
         kind = None if name == "all_gather_single" else reduction(opts)[0]
         key = name, kind, whole.shape, part.shape, whole.dtype, whole.device, whole.layout
-        method, is_large = self._known.get(key) or (None, whole is not part and whole.nbytes >= _LARGE_NBYTES)
-        if not (is_async or is_large) or torch.cuda.is_current_stream_capturing():
-            return None
-        if method is not None:
+        if (method := self._known.get(key)) is not None:
             return self._carry(method, name, whole, part, is_async, opts)
         if key[-2:] == (self._device, torch.strided) and whole.dtype in _FLOATS and key not in self._known:
-            self._decide(key, whole, part, is_large)
+            self._decide(key, whole, part)
         return None
 
-    def _decide(self, key: tuple[Any, ...], whole: torch.Tensor, part: torch.Tensor, is_large: bool) -> None:
+    def _decide(self, key: tuple[Any, ...], whole: torch.Tensor, part: torch.Tensor) -> None:
         """Agree on who serves calls of a kind after its first one.  Collective."""
         if whole is not part and whole.numel() != self._size * part.numel():
             return  # which Iris refuses
@@ -115,7 +114,7 @@ class Carried:
             (low, high), each = self._heap, (whole, part)
             is_usual = all(x.is_contiguous() and not low <= x.data_ptr() < high for x in each)
             is_carried = all(self._compare(facts, is_usual))
-            self._known[key] = self._method(key[0]) if is_carried else None, is_large
+            self._known[key] = self._method(key[0]) if is_carried else None
 
     def _carry(
         self, method: Any, name: str, whole: torch.Tensor, part: torch.Tensor, is_async: bool, opts: Any
