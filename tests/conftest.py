@@ -116,8 +116,9 @@ def start_server():
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node):
     """The processes of pytest-xdist share one server."""
-    start_server()
-    node.workerinput["server"] = forkserver._forkserver._forkserver_address
+    if not hasattr(forkserver._forkserver, "_forkserver_authkey"):  # newer Pythons let only their own processes in
+        start_server()
+        node.workerinput["server"] = forkserver._forkserver._forkserver_address
 
 
 @pytest.fixture(scope="session", autouse=True)
