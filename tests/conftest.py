@@ -19,7 +19,6 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 # not in pyproject.toml: some suites below here run with settings of their own
 sys.path.insert(0, str(ROOT / "tests" / "support"))
-forked = importlib.import_module("forked")
 os.environ.setdefault("IRIS_TUNE", "off")  # what is chosen must not depend on times; tests that measure say so
 # markers and options of `make gpu-test`; where ranks compute; programs as a reader runs them
 pytest_plugins = ["gpu_tiers", "devices", "programs"]
@@ -102,8 +101,9 @@ _OF_TORCH = ("torch._inductor.compile_fx", "torch.distributed.checkpoint")
 """What many of them import later: two seconds, once for all that are forked."""
 
 
-def start_server():
-    """Start the server that forks all rank processes, which has imported what they need; return its context."""
+@pytest.fixture(scope="session", autouse=True)
+def server():
+    """The server that forks all rank processes has imported what they need, whichever test comes first."""
     context = multiprocessing.get_context("forkserver")
     if not glob.glob("/dev/nvidia[0-9]*") and not glob.glob("/dev/kfd"):  # there, ranks are not forked
         context.set_forkserver_preload([*WARM, *_OF_TORCH, "pytest", "frozen"])  # pytest for tests/support/forked.py
@@ -111,22 +111,6 @@ def start_server():
             patch.setenv("PYTHONPATH", str(ROOT / "tests" / "support"), prepend=os.pathsep)
             forkserver._forkserver.ensure_running()  # in a process of forked.run, that has the server of its parent
     return context
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_configure_node(node):
-    """The processes of pytest-xdist share one server."""
-    if not hasattr(forkserver._forkserver, "_forkserver_authkey"):  # newer Pythons let only their own processes in
-        start_server()
-        node.workerinput["server"] = forkserver._forkserver._forkserver_address
-
-
-@pytest.fixture(scope="session", autouse=True)
-def server(request):
-    """The server is there, whichever test comes first."""
-    if given := getattr(request.config, "workerinput", {}).get("server"):
-        forked.use(given)
-    return start_server()
 
 
 @pytest.fixture(scope="session")

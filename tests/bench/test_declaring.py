@@ -51,7 +51,8 @@ REFUSED = [
 ]  # fmt: skip
 REFUSED_BY_STATE = [
     (lambda s: s.set_timer("events"), "gpu"), (lambda s: s.set_timer("graph"), "gpu"),
-    (lambda s: (s.providers.clear(), s.check()), "no provider"), (lambda s: s.target("a", "time_us"), "one bound"),
+    (lambda s: (s.providers.clear(), s.check()), "no provider"),
+    (lambda s: s.target("a", "time_us"), "one bound"),
     (lambda s: s.target("a", "time_us", at_least=1, at_most=2), "one bound"),
 ]  # fmt: skip
 NAMED = [

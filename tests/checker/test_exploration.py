@@ -115,8 +115,10 @@ def outcomes(test):
 
 
 @pytest.mark.parametrize(("text", "count"), [
-    ("st.rlx.sys x 1 || st.rlx.sys y 1", 1), ("st.rlx.sys x 1 || st.rlx.sys x 2", 2),
-    ("ld.rlx.sys x || ld.rlx.sys x || st.rlx.sys x 1", 4), ("ld.rlx.sys x; ld.rlx.sys x || st.rlx.sys x 1", 3),
+    ("st.rlx.sys x 1 || st.rlx.sys y 1", 1),
+    ("st.rlx.sys x 1 || st.rlx.sys x 2", 2),
+    ("ld.rlx.sys x || ld.rlx.sys x || st.rlx.sys x 1", 4),
+    ("ld.rlx.sys x; ld.rlx.sys x || st.rlx.sys x 1", 3),
     ("st.rlx.sys x 1; st.rlx.sys x 2 || st.rlx.sys x 3; st.rlx.sys x 4", 6),
     ("st.rlx.sys x 1; st.rlx.sys y 1 || ld.rlx.sys y; ld.rlx.sys x", 3),
     ("st.rlx.sys x 1; ld.rlx.sys y || st.rlx.sys y 1; ld.rlx.sys x", 3),

@@ -27,7 +27,8 @@ def test_a_failed_open_leaves_nothing():
     before = open_descriptors()
     for bad, error, key in (
         ({"allocator": "hots"}, errors.PluginNotFoundError, "any"), ({"size": "1EiB"}, errors.HeapError, "any"),
-        ({"backend": "tritn"}, errors.PluginNotFoundError, "any"), ({"device": "cpuu"}, errors.SettingsError, "any"),
+        ({"backend": "tritn"}, errors.PluginNotFoundError, "any"),
+        ({"device": "cpuu"}, errors.SettingsError, "any"),
         *(({"device": f"cuda:{index}"}, errors.DeviceError, "any") for index in (9**20, 77)),
     ):  # fmt: skip
         with raises(error, key) as caught:

@@ -37,7 +37,8 @@ def test_a_process_alone_is_a_world_of_one(environ, caplog):
 
 @table(("variables", "error", "key"), [
     ({"RANK": "2", "WORLD_SIZE": "2"}, RankMismatchError, "names"),
-    ({"RANK": "-1", "WORLD_SIZE": "1"}, RankMismatchError, "names"), ({"RANK": "x"}, RankMismatchError, "any"),
+    ({"RANK": "-1", "WORLD_SIZE": "1"}, RankMismatchError, "names"),
+    ({"RANK": "x"}, RankMismatchError, "any"),
     *((each, UnsupportedError, "names") for each in ({"LOCAL_WORLD_SIZE": "1"}, {"IRIS_NODES": "1+1"})),
 ])  # fmt: skip
 def test_variables_of_torchrun_that_cannot_be_followed(monkeypatch, variables, error, key):
@@ -59,7 +60,8 @@ CLASSES = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if cls.
 BASES = {
     LookupError: "PluginNotFound", ImportError: "PluginLoad", ValueError: "Settings NotOnHeap",
     MemoryError: "HeapExhausted", NotImplementedError: "Unsupported", RuntimeError: "Device Heap",
-    TimeoutError: "DeviceTimeout CollectiveTimeout", errors.PluginError: "PluginNotFound PluginLoad PluginConflict",
+    TimeoutError: "DeviceTimeout CollectiveTimeout",
+    errors.PluginError: "PluginNotFound PluginLoad PluginConflict",
     errors.HeapError: "HeapExhausted NotOnHeap Symmetry HeapClosed",
 }  # fmt: skip
 

@@ -107,9 +107,10 @@ def test_the_first_device_for_which_both_are_usable(pair):
 def test_an_explicit_choice_that_cannot_be(crowd):
     crowd.provider("gpupool", "ALLOCATOR", info=f"{GPU_ONLY}, provides=frozenset(Capability)")
     for name, error, key, cause in (
-        ("lnag", errors.PluginNotFoundError, "mean", None), ("broken", errors.PluginLoadError, "any", "boom"),
-        ("raising", errors.PluginLoadError, "any", "'probe'"), ("future", errors.PluginAPIVersionError, "any", None),
-        ("twice", errors.PluginConflictError, "names", None), ("stopped", errors.NoUsablePluginError, "any", None),
+        ("lnag", errors.PluginNotFoundError, "mean", None),
+        ("broken", errors.PluginLoadError, "any", "boom"), ("raising", errors.PluginLoadError, "any", "'probe'"),
+        ("future", errors.PluginAPIVersionError, "any", None), ("twice", errors.PluginConflictError, "names", None),
+        ("stopped", errors.NoUsablePluginError, "any", None),
         ("poor", errors.CapabilityError, "registry.needs", None),
         ("gpupool", errors.CapabilityError, "registry.other device", None),
     ):  # fmt: skip

@@ -1,4 +1,4 @@
-"""Kernels of examples 20 to 38 compile for GPUs, with their tiles; tests/compile has signals, tests/tracing traces."""
+"""Kernels of examples 20 to 38 compile for GPUs, with the tiles that they have there; signals are in tests/compile."""
 
 import re
 
@@ -8,6 +8,7 @@ import torch
 import triton
 from tables import table
 
+from iris_gluon import IrisDeviceCtx
 from iris_triton.testing.compile_only import assembly, compile_for
 
 EXAMPLES = jobs_examples.EXAMPLES
@@ -80,3 +81,12 @@ MODELS = [
 def test_models(name, kernel, given, target):
     made = compiled(vars(jobs_examples.load(EXAMPLES / name))[kernel], TYPES, given, target)
     assert kernel != "run_experts" or re.search(PRODUCTS[target], assembly(made))
+
+
+@table("target", SHARED_MEMORY)
+def test_the_traced_kernel(target):
+    function = jobs_examples.load(EXAMPLES / "37_gluon_tracing.py").ring_sum
+    for tracing in (False, True):
+        arguments = (IrisDeviceCtx, LONG, FLOAT, FLOAT, LONG, FLOAT, 2)
+        text = assembly(compile_for(function, arguments, {"BLOCK": 512, "WORK": 20, "TRACING": tracing}, target))
+        assert (("globaltimer" if target == "sm_90" else "s_memrealtime") in text) or not tracing

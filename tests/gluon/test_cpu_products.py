@@ -165,10 +165,11 @@ FMA = gl.BlockedLayout([4, 4], [4, 8], [4, 1], [1, 0])
 
 
 @table("layout, k_width, multiply, dtype, sum_dtype, target", [
-    (AMPERE, 2, mma_v2, F16, F32, "sm_90"), (AMPERE, 2, mma_v2, BF16, F32, ""), (AMPERE, 4, mma_v2, I8, I32, ""),
-    (AMPERE, 1, mma_v2, F64, F64, "sm_90"), (MFMA, 4, gl.amd.cdna3.mfma, F16, F32, ""),
-    (MFMA, 4, gl.amd.cdna4.mfma, BF16, F32, ""), (MFMA_SMALL, 4, gl.amd.cdna3.mfma, F32, F32, "gfx942"),
-    (MFMA_SMALL, 1, gl.amd.cdna3.mfma, F64, F64, "gfx942"), (MFMA_BYTES, 8, gl.amd.cdna3.mfma, I8, I32, "gfx942"),
+    (AMPERE, 2, mma_v2, F16, F32, "sm_90"), (AMPERE, 2, mma_v2, BF16, F32, ""),
+    (AMPERE, 4, mma_v2, I8, I32, ""), (AMPERE, 1, mma_v2, F64, F64, "sm_90"),
+    (MFMA, 4, gl.amd.cdna3.mfma, F16, F32, ""), (MFMA, 4, gl.amd.cdna4.mfma, BF16, F32, ""),
+    (MFMA_SMALL, 4, gl.amd.cdna3.mfma, F32, F32, "gfx942"), (MFMA_SMALL, 1, gl.amd.cdna3.mfma, F64, F64, "gfx942"),
+    (MFMA_BYTES, 8, gl.amd.cdna3.mfma, I8, I32, "gfx942"),
     (WMMA, 16, gl.amd.rdna3.wmma, F16, F32, ""), (FMA, 0, gl.dot_fma, F32, F32, ""),
 ])  # fmt: skip
 def test_instructions_on_registers(layout, k_width, multiply, dtype, sum_dtype, target):

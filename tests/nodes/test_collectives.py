@@ -90,7 +90,8 @@ def test_graphs_and_messages_over_nccl_are_right(pool, job):
 
 
 @pytest.mark.parametrize(("members", "device"), [
-    (None, "cpu"), ([0, 2, 3], "cpu"), *(pytest.param(each, "cuda", marks=OVER_NCCL[4]) for each in (None, [0, 2, 3])),
+    (None, "cpu"), ([0, 2, 3], "cpu"),
+    *(pytest.param(each, "cuda", marks=OVER_NCCL[4]) for each in (None, [0, 2, 3])),
 ])  # fmt: skip
 def test_no_rank_leaves_a_barrier_before_all_have_come(pool, members, device):
     for spans in zip(*filter(None, pool.run(divided, 4, "2x2", jobs.barriers, members, device)), strict=True):
@@ -99,7 +100,8 @@ def test_no_rank_leaves_a_barrier_before_all_have_come(pool, members, device):
 
 @pytest.mark.parametrize(("nodes", "job", "args"), [
     ("3+1", jobs.messages, ()), ("2x1", jobs.begun_together, ()), ("2x1", jobs.groups_of_torch, ()),
-    ("2x1", jobs.too_long, ()), *(("2x2", job, ()) for job in (jobs.beside_each_other, jobs.bits)),
+    ("2x1", jobs.too_long, ()),
+    *(("2x2", job, ()) for job in (jobs.beside_each_other, jobs.bits)),
     *(("2x2", jobs.node_refuses, (how,)) for how in ("supports", "no room", "broken")),
     *(("2x2", jobs.order_of_chunks, (op,)) for op in ("matmul_all_reduce", "all_gather_matmul")),
 ])  # fmt: skip

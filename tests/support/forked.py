@@ -31,17 +31,10 @@ def run(function, *args, cwd=None, environ=None, timeout_s=300.0):
     return subprocess.CompletedProcess(function, process.exitcode, out, err)
 
 
-def use(server):
-    """Let this process fork from a server that another one has started, which has imported all modules."""
-    forkserver._forkserver._forkserver_address = server
-    forkserver._forkserver.ensure_running = resource_tracker.ensure_running
-    if forkserver._forkserver._forkserver_alive_fd is None:  # is handed to what is forked; the server ends with its own
-        forkserver._forkserver._forkserver_alive_fd = os.pipe()[1]
-
-
 def _call(function, args, cwd, environ, path, files, server):
-    if server is not None:
-        use(server)
+    if server is not None:  # ranks that this process starts are forked from the same one, which has all modules
+        forkserver._forkserver._forkserver_address = server
+        forkserver._forkserver.ensure_running = resource_tracker.ensure_running
     for number, file in enumerate(files, start=1):
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT)
         os.dup2(descriptor, number)

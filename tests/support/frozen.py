@@ -12,4 +12,4 @@ if found := [each for each in os.environ.pop("PYTHONPATH", "").split(os.pathsep)
     os.environ["PYTHONPATH"] = os.pathsep.join(found)
 gc.collect()
 gc.freeze()
-gc.set_threshold(10_000, 20, 20)
+gc.set_threshold(10_000, 20, 20)  # what is left out no longer counts, so all the rest would be looked at often

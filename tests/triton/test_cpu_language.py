@@ -273,7 +273,8 @@ pair = kernel_of(triton.jit, "x, out", "tl.store(out, tl.load(x))", tl=tl)
 def test_forms_of_launches():
     out, leaf = torch.zeros(100), torch.zeros(4, requires_grad=True)
     for value, launch in enumerate((
-        lambda: fill[(2,)](out, 100), lambda: fill[2,](out, n=100, value=2),
+        lambda: fill[(2,)](out, 100),
+        lambda: fill[2,](out, n=100, value=2),
         lambda: fill[lambda meta: (triton.cdiv(meta["n"], meta["B"]),)](out, 100, 3.0, B=32, num_warps=4, num_stages=2),
         lambda: fill.run(out, 100, 4.0, grid=(2, 1, 1), warmup=False),
         lambda: fill[[2]](out, np.int64(100), np.float32(5)),

@@ -131,10 +131,11 @@ def test_bits_nan_and_bools():
         ("a << b", a << b), ("a >> b", a >> b), ("a ^ b | a & 3", (a ^ b) | (a & 3)), ("~a", ~a),
         ("tl.maximum(x, y)", torch.tensor([2.0, 1.0, INF, 4.0])),
         ("tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)", torch.tensor([NAN, NAN, INF, 4.0])),
-        ("tl.clamp(y, 2.5, 3.5)", torch.tensor([2.5, 2.5, 3.0, 3.5])), ("x == x", x == x), ("x != x", x != x),
-        ("x < y", x < y), ("z.to(tl.int32, bitcast=True)", z.view(torch.int32)),
-        ("z.to(tl.int32, bitcast=True).to(tl.float32, bitcast=True).to(tl.int32)", z.int()), ("p & q", p & q),
-        ("p | q", p | q), ("~p", ~p), ("p != q", p ^ q),
+        ("tl.clamp(y, 2.5, 3.5)", torch.tensor([2.5, 2.5, 3.0, 3.5])),
+        ("x == x", x == x), ("x != x", x != x), ("x < y", x < y),
+        ("z.to(tl.int32, bitcast=True)", z.view(torch.int32)),
+        ("z.to(tl.int32, bitcast=True).to(tl.float32, bitcast=True).to(tl.int32)", z.int()),
+        ("p & q", p & q), ("p | q", p | q), ("~p", ~p), ("p != q", p ^ q),
     ):  # fmt: skip
         check(expression, expected, a=a, b=b, x=x, y=y, z=z, p=p, q=q)
 
