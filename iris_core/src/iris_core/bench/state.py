@@ -19,7 +19,7 @@ _Call = Callable[[], object]
 TIMERS = ("cpu", "events", "graph", "reported")
 ON_GPU = ("events", "graph")
 
-# Calls in one graph: so many that the pause between two replays, some microseconds, does not count in short kernels.
+# Calls in one graph: enough that the pause between two replays, some microseconds, does not count in short kernels.
 MAX_GRAPH_CALLS = 100
 # More than the last cache of any GPU; it is written before each call, so that what the call reads is not there.
 _CACHE_NBYTES = 256 << 20

@@ -90,7 +90,7 @@ class Carried:
         Collective.  RankMismatchError on all ranks if others run another call, or by Iris, when it is new.
         """
         is_async = getattr(opts, "asyncOp", False)
-        if not is_async and (whole is part or whole.nbytes < _LARGE_NBYTES):  # most calls, which wait for nothing here
+        if not is_async and (whole is part or whole.nbytes < _LARGE_NBYTES):  # most calls: nothing runs beside them
             return None
         if self._is_usable is False or opts is None or torch.cuda.is_current_stream_capturing():
             return None

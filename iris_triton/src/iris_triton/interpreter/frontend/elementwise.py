@@ -47,8 +47,7 @@ def _shift(op: Callable[..., Array], fill: Callable[[Array], Array]) -> Callable
     def shift(data: Array, count: Array) -> Array:
         width = data.dtype.itemsize * 8
         if count.ndim == 0 and 0 <= count < width:
-            by_constant: Array = op(data, count)
-            return by_constant
+            return op(data, count)
         count = unsigned(count)
         result: Array = op(data, np.minimum(count, count.dtype.type(width - 1)).astype(data.dtype))
         too_far = count >= width

@@ -316,11 +316,12 @@ class Operators:
 
     def quick_load(self, pointer: Any, mask: Any = None, other: Any = None, **hints: Any) -> Any:
         """tl.load of a block or scalar."""
-        known = all(unwrap(hint) in _LOAD_HINTS.get(name, ()) for name, hint in hints.items())
-        if not known or pointer.__class__ is not _Tensor:
+        if pointer.__class__ is not _Tensor:
             return NotImplemented
-        volatile, modifier = (unwrap(hints.get(name)) for name in ("volatile", "cache_modifier"))
-        polls = bool(volatile) or _compat.is_uncached((modifier,))
+        if polls := bool(hints):  # most loads have none
+            if any(unwrap(hint) not in _LOAD_HINTS.get(name, ()) for name, hint in hints.items()):
+                return NotImplemented
+            polls = unwrap(hints.get("volatile")) or _compat.is_uncached((unwrap(hints.get("cache_modifier")),))
         facts, mask, other, fill = facts_of(pointer.type), unwrap(mask), unwrap(other), None
         active = _active(mask, facts)
         if facts.element is None or active is NotImplemented:
