@@ -9,7 +9,7 @@ import pytest
 import torch
 from tables import raises, table
 
-from iris_core.bench import do_bench, runner, state
+from iris_core.bench import do_bench, runner
 from iris_core.bench.state import Provider
 from iris_core.device import timers
 from iris_core.errors import BenchmarkError
@@ -24,9 +24,8 @@ def log(monkeypatch):
     """Which of the functions that the timers use on a GPU have been called; there every batch takes as long."""
     log = []
     noted = lambda name: lambda *_: log.append(name)
-    graph = lambda: SimpleNamespace(replay=noted("replay"), reset=noted("reset"))
     monkeypatch.setattr(runner, "warm_clocks", noted("warm"))
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", graph)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=noted("replay"), reset=noted("reset")))
     monkeypatch.setattr(torch.cuda, "graph", lambda *_, **how: contextlib.nullcontext(log.append("capture")))
     event = MagicMock(**{"record.side_effect": noted("record"), "elapsed_time.return_value": BATCH_MS})
     monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: event)
@@ -41,19 +40,21 @@ def test_what_a_graph_uses_lives_as_long_as_its_provider(log):
     memory = weakref.ref(x)
     provider = Provider("a", "graph", lambda x=x: x.numel())
     del x
-    provider.capture(5)
+    provider.capture(5, contextlib.ExitStack())
     assert memory() is not None
     del provider
     assert memory() is None
 
 
-def test_a_graph_is_captured_after_eager_calls_and_verified_by_a_replay(log, measure):
-    checked_after = []
+@pytest.mark.parametrize("fastest", [5, 100])
+def test_of_two_graphs_the_fastest_calls_are_replayed_and_verified(log, measure, fastest):
+    is_fast = lambda: fastest == 5 and log.count("capture") == 1
+    torch.cuda.Event(enable_timing=True).elapsed_time.side_effect = lambda _: BATCH_MS / (100 if is_fast() else 1)
 
     def benchmark(state, ctx):
         state.set_timer("graph")
         state.set_repeat(200)
-        state.provider("kernel", lambda: log.append("call"), check=lambda: checked_after.append(log[-2:]))
+        state.provider("kernel", lambda: log.append("call"), check=lambda: log.append("check"))
 
     ctx = SimpleNamespace(
         device="cuda:0", num_ranks=2, num_nodes=1, scope=contextlib.nullcontext,
@@ -61,11 +62,10 @@ def test_a_graph_is_captured_after_eager_calls_and_verified_by_a_replay(log, mea
     )  # fmt: skip
     (result,) = measure(benchmark, world=PretendedWorld(2), ctx=ctx)
     eager = ["align", "sleep", "record", "call", "record"]
-    captured = [*eager * 3, "capture", *["call"] * state.MAX_GRAPH_CALLS]
-    timed = ["sleep", "record", "replay", "replay", "record"]  # 200 calls in graphs of 100
-    once = ["sleep", "record", "replay", "record"]
-    assert log == [*captured, "replay", "align", *once, "warm", *["replay", "align", *timed] * 3, "reset", "barrier"]
-    assert checked_after == [["replay", "record"]] * 2
+    timed = lambda replays: ["replay", "align", "sleep", "record", *["replay"] * replays, "record"]
+    captured = lambda calls: ["capture", *["call"] * calls, *timed(1)]
+    first = [*eager * 3, *captured(5), *captured(100), *timed(1), "check", "warm"]
+    assert log == [*first, *timed(200 // fastest) * 3, "check", "reset", "reset", "barrier"]
     assert result.time_us == pytest.approx(BATCH_MS * 1e3 / 200)
     assert (result.calls, result.timer, result.num_ranks) == (200, "graph", 2)
 

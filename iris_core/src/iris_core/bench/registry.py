@@ -19,7 +19,6 @@ from iris_core.errors import BenchmarkError
 if TYPE_CHECKING:
     Values = Sequence[Any] | Callable[["RunOptions"], Iterable[Any]]
 
-
 F = TypeVar("F", bound="Callable[..., Any]")
 
 AXES = "__iris_bench_axes__"
@@ -186,12 +185,7 @@ def check_axes(benchmarks: Sequence[Benchmark], options: RunOptions) -> None:
 
 # -- values of axes ---------------------------------------------------------------------------------------------------
 def power_of_two(first: int, last: int) -> list[int]:
-    """Return the powers of two from `first` to `last`, both included; a `BenchmarkError` if they are none.
-
-    Example:
-        >>> power_of_two(4, 32)
-        [4, 8, 16, 32]
-    """
+    """Return the powers of two from `first` to `last`, 4, 8, 16 for 4 and 16; a `BenchmarkError` if they are none."""
     if first.bit_count() != 1 or last.bit_count() != 1 or not 0 < first <= last:
         raise BenchmarkError(f"power_of_two({first}, {last}): needs powers of two, the first not larger than the last")
     return [1 << shift for shift in range(first.bit_length() - 1, last.bit_length())]

@@ -19,8 +19,9 @@ _Call = Callable[[], object]
 TIMERS = ("cpu", "events", "graph", "reported")
 ON_GPU = ("events", "graph")
 
-# Calls in one graph: enough that the pause between two replays, some microseconds, does not count in short kernels.
-MAX_GRAPH_CALLS = 100
+# Calls in one graph, whichever is faster: in many the pause between replays does not count, some microseconds; in few
+# NCCL's kernels follow at once, those of a long graph after 5 us unless others lie between.
+GRAPH_CALLS = (5, 100)
 # More than the last cache of any GPU; it is written before each call, so that what the call reads is not there.
 _CACHE_NBYTES = 256 << 20
 # Pause of the device (about 0.1 ms) before the first event, in which the host launches what follows it.
@@ -50,18 +51,19 @@ class Provider:
     graph: Any = None
     captured: _Call | None = None  # the call in the graph, which alone may keep memory that replays use
 
-    def capture(self, calls: int) -> None:
-        """Time replays of a graph of `calls` calls from now on; kernels must have been compiled."""
+    def capture(self, calls: int, resources: contextlib.ExitStack) -> None:
+        """Time replays of a graph of `calls` calls from now on, a resource; kernels must have been compiled."""
         import torch
 
         self.calls_per_unit = calls
         if self.call is not None:
-            self.graph = torch.cuda.CUDAGraph()
+            self.graph, self.captured = torch.cuda.CUDAGraph(), self.captured or self.call
             # Other threads of this process (watchdogs of communication libraries) may call the driver meanwhile.
             with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
                 for _ in range(calls):
-                    self.call()
-            self.captured, self.call = self.call, self.graph.replay
+                    self.captured()
+            self.call = self.graph.replay
+            resources.callback(self.graph.reset)
 
     def time(self, warmup: int, align: _Call) -> float:
         """Return the seconds of one call, out of a round's after `warmup` ones; 0 where there is no call.
@@ -72,8 +74,7 @@ class Provider:
 
         from iris_core.device.timers import seconds_by_clock, seconds_by_events
 
-        if self.graph is not None:
-            warmup = max(1, -(-warmup // self.calls_per_unit))  # the first replay uploads the graph
+        warmup = max(self.graph is not None, -(-warmup // self.calls_per_unit))  # the first replay uploads the graph
         if self.call is not None:
             for _ in range(warmup):
                 self.call()

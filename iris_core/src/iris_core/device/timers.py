@@ -16,6 +16,7 @@ from iris_core.world import World
 
 _ROUNDS = 6
 _ROUND_S, _MOST_CALLS = 1e-3, 100  # of one algorithm's calls, but one call at least
+_GRAPH_S = 1e-4  # of calls in a graph: in one of many NCCL's kernels pause for 5 us, unless others lie between
 _LIMIT_S = 0.15  # of measured calls, after which no round is begun
 NEAR = 1.25  # algorithms that took up to this many times as long as the best are measured again
 _DROPPED_AFTER = 2  # rounds: a single call, as in the first, says little of a short kernel; then graphs are measured
@@ -31,19 +32,17 @@ def measure(
 ) -> list[tuple[float, float]]:
     """Return how long one call of each launch takes: seconds, and seconds of the CPU until it is launched.
 
-    Both are the least of some rounds, of the slowest member.  On a GPU, `captures` are the same launches for a stream
-    that is captured: events take the times, at last those of graphs, which the fastest ones are captured into.  On a
-    CPU there are none, and the second ones are 0.  Launches that were late in all rounds have infinite ones, and, if it
-    `hurries`, those for which no time is left.
+    Both are the least of some rounds, of the slowest member; on a GPU the first by events, at last in graphs into which
+    the fastest `captures` go, the same launches for a stream that is captured.  On a CPU there are none, and the second
+    numbers are 0.  Launches that were late in all rounds, or, if it `hurries`, have no time left, have infinite ones.
 
-    Collective: every member calls it with the same launches in the same order, each of which it has called before, and
-    gets the same numbers, none for no launches.  They launch on the current stream.
+    Collective: every member calls it with the same launches in the same order, each of which it has called before, on
+    its current stream, and gets the same numbers, none for no launches.
     """
     if not launches:
         return []
     takes = [partial(_cpu_seconds if captures is None else _gpu_seconds, launch) for launch in launches]
-    best, host = [math.inf] * len(launches), [math.inf] * len(launches)
-    spent = 0.0
+    best, host, spent = [math.inf] * len(launches), [math.inf] * len(launches), 0.0
     for number in range(_ROUNDS):
         bound = (NEAR if number < _CLOSE_AFTER else _CLOSE) * min(best)
         again = [i for i, seconds in enumerate(best) if number < _DROPPED_AFTER or seconds <= bound or seconds == _LATE]
@@ -51,8 +50,9 @@ def measure(
             break
         calls = [1 if number == 0 else _calls(best[place], host[place]) for place in again]
         if captures is not None and number == _DROPPED_AFTER:
-            graphs = _captured_by_all([captures[place] for place in again], calls, world)
-            for place, count, graph in zip(again, calls, graphs, strict=True):
+            held = [max(1, min(count, int(_GRAPH_S / best[place]))) for place, count in zip(again, calls, strict=True)]
+            graphs = _captured_by_all([captures[place] for place in again], held, world)
+            for place, count, graph in zip(again, held, graphs, strict=True):
                 if graph is not None:
                     takes[place] = partial(_graph_seconds, graph, count, best[place], host[place])
                     best[place] = math.inf
