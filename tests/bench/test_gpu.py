@@ -1,5 +1,6 @@
 """The timers on GPUs."""
 
+import contextlib
 import time
 
 import pytest
@@ -24,7 +25,7 @@ def test_device_time(timer):
 
     batch = Provider("a", timer, call, units=4)
     if timer == "graph":
-        batch.capture(CALLS)
+        batch.capture(CALLS, contextlib.ExitStack())
     batch.time(0, align)
     calls.clear()
     begin = time.perf_counter()
@@ -38,7 +39,7 @@ def test_device_time(timer):
 def test_a_replay_runs_the_calls_that_were_captured():
     x = torch.zeros((), device="cuda")
     batch = Provider("a", "graph", lambda: x.add_(1), units=3)
-    batch.capture(CALLS)
+    batch.capture(CALLS, contextlib.ExitStack())
     assert x.item() == 0  # capturing runs nothing
     batch.time(0, align)
     assert x.item() == CALLS * (1 + 3)  # the first replay is not timed

@@ -186,6 +186,7 @@ class Runner:
         tried: list[tuple[float, int, Any, Any]] = []
         for calls in sorted({min(most, each) for each in GRAPH_CALLS}):
             provider.capture(calls, state.resources)
+            provider.units = math.ceil(most / calls)
             tried.append((self._once(provider), calls, provider.graph, provider.call))
         _, provider.calls_per_unit, provider.graph, provider.call = min(tried, key=lambda each: each[0])
 

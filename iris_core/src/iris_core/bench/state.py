@@ -19,9 +19,8 @@ _Call = Callable[[], object]
 TIMERS = ("cpu", "events", "graph", "reported")
 ON_GPU = ("events", "graph")
 
-# Calls in one graph, whichever is faster: in many the pause between replays does not count, some microseconds; in few
-# NCCL's kernels follow at once, those of a long graph after 5 us unless others lie between.
-GRAPH_CALLS = (5, 100)
+# Calls in one graph: there is a pause between replays, and in long ones between NCCL's kernels, where no others are.
+GRAPH_CALLS = (5, 20, 100)
 # More than the last cache of any GPU; it is written before each call, so that what the call reads is not there.
 _CACHE_NBYTES = 256 << 20
 # Pause of the device (about 0.1 ms) before the first event, in which the host launches what follows it.
