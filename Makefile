@@ -10,6 +10,7 @@ DOCS_STAMP := $(VENV)/.installed-docs
 COVERAGE_STAMP := $(VENV)/.installed-coverage
 PIP = $(BIN)/python -m pip --disable-pip-version-check
 PYTEST_ARGS ?=
+BUILDER ?= html
 # as many tests at a time as there are cores; what PYTEST_ARGS says comes later and counts, such as -n 0
 PARALLEL := -n auto --dist worksteal
 TIERS ?=
@@ -86,7 +87,7 @@ $(DOCS_STAMP): requirements-docs.txt $(STAMP)
 	@touch $@
 
 docs: $(DOCS_STAMP)
-	$(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going --quiet -d build/doctrees docs build/docs
+	$(BIN)/python -m sphinx --builder $(BUILDER) --fail-on-warning --keep-going --quiet -d build/doctrees docs build/docs
 
 # Runs every tier that the visible GPUs allow; with TIERS="1 2" these, and fails if one of them does not run.
 #

@@ -60,7 +60,7 @@ def test_training(tmp_path, name):
 
 def fused_cases(num_ranks, some):
     gathered = [case for case in scaled_cases(num_ranks) if case.op == "all_gather_matmul"]  # scales travel, too
-    return [*some(all_cases(num_ranks), 16), *some(gathered, 2)]
+    return [*some(all_cases(num_ranks), 24), *some(gathered, 2)]
 
 
 NORMS = [
@@ -71,7 +71,7 @@ NORMS = [
 """Other shapes follow each other in the same memory, the largest first, with no other operation between them."""
 
 # so large that the workspace is on the heap, where what was never written is known
-ON_HEAP = of(("all_reduce", "nvls_two_shot"), "bfloat16", shape=(2_500_001,), place="ordinary")
+ON_HEAP = of(("all_reduce", "nvls_two_shot"), "float32", shape=(1_250_001,), place="ordinary")
 OPERATIONS = {
     "moving": ("jobs_ccl", lambda num_ranks, some: some(moving_cases(), 24)),
     "reducing": ("jobs_ccl", lambda num_ranks, some: some(reducing_cases(), 36)),

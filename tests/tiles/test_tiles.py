@@ -188,7 +188,7 @@ def check(sums, cases):
             assert len(set(first)) == LAUNCHES  # the data did change
 
 
-@pytest.mark.parametrize("num_ranks", rank_counts(1, 3, 4, seldom=[2, 8]))
+@pytest.mark.parametrize("num_ranks", rank_counts(1, 3, seldom=[2, 4, 8]))
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_launches_in_a_row(pool, language, num_ranks, device):
     cases = cases_of(language, num_ranks, device)

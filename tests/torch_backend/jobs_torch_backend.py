@@ -220,7 +220,7 @@ def operators_lying_differently(store):
         return [*found, gathered + 1, x + 1, y + 1]
 
     compiled = torch.compile(step, backend="aot_eager", dynamic=False)
-    for seed, members in itertools.product(range(8), ([*range(size)], [size - 1, 0])):
+    for seed, members in itertools.product(range(6), ([*range(size)], [size - 1, 0])):
         rows = (2 + seed % 2) * size * (size - 1)  # of one kind, tensors are alike at first; of the other one, not
         how = "ordinary" if rank and seed in (1, 4, 5) else "heap"
         shapes = (rows, 8), (rows, 8), (8, 8), (rows, 8), (len(members) * rows, 8)

@@ -197,7 +197,7 @@ LEFT = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("num_ranks", [pytest.param(2, marks=pytest.mark.exhaustive), 3])  # transformers run on 2
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(3, marks=pytest.mark.exhaustive)])
 def test_what_is_fused_and_what_is_left(on_ranks, num_ranks):
     found, *others = on_ranks(jobs_fuse.shapes, num_ranks)
     assert others == [found] * (num_ranks - 1)
