@@ -295,7 +295,6 @@ class AllocatorConformance(PluginConformance):
         with _no_new_descriptors():
             assert me.import_peer(0, plugin_jobs.received(owner.export())) == mapping
         me.close()
-        gc.collect()
         still_open = {int(each.split()[0]) for each in oracle.open_descriptors()}
         assert not still_open & {segment.fd for segment in received}
 
@@ -360,7 +359,6 @@ def _no_new_descriptors() -> Iterator[None]:
     """Fail unless the block leaves the descriptors of this process as they were."""
     before = oracle.open_descriptors()
     yield
-    gc.collect()
     assert oracle.open_descriptors() == before
 
 

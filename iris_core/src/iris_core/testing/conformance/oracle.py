@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
 
 import torch
@@ -43,6 +44,7 @@ def pattern(nbytes: int, seed: int) -> bytes:
 
 def open_descriptors() -> set[str]:
     """Return the file descriptors of this process with what they are open on."""
+    gc.collect()  # what was forgotten earlier must not close some between two calls
     found = set()
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):  # the one that was listing
