@@ -100,7 +100,8 @@ def test_training_on_two_nodes_goes_on_where_it_stopped(ranks, num_ranks, last, 
         args = "60_two_nodes.py", steps, jobs_examples.free_port(), nodes, str(tmp_path)
         return [line.partition(": ")[2] for line in ranks.run(jobs_examples.train, num_ranks, *args)]
 
-    for steps, said in ((1, "1 losses as alone"), (last, f"{last - 1} losses as alone")):
+    done = "1 losses as alone", f"{last - 1} losses as alone", f"nothing is left of {last} steps"
+    for steps, said in zip((1, last, last), done, strict=True):
         assert train(steps) == [f"2 nodes, {said}"] * num_ranks
     with raises(IrisError, "world.unlike nodes"):
         train(3, "3+1")

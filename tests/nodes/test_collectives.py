@@ -12,7 +12,7 @@ BY_LEVELS = {"all_reduce", "reduce", "broadcast", "reduce_scatter", "scatter", "
 GROUPS = {
     "a grid": ("2x2", None, BY_LEVELS | {"all_to_all"}),
     "three nodes": ("3x2", None, BY_LEVELS | {"all_to_all"}),
-    "large nodes": ("2x3", None, BY_LEVELS | {"all_to_all"}),
+    "large nodes": ("2x4", None, BY_LEVELS | {"all_to_all"}),
     "a permuted grid": ("2x2", [3, 0, 2, 1], BY_LEVELS | {"all_to_all"}),
     "node after node": ("2x2", [0, 2, 1, 3], BY_LEVELS | {"all_to_all"}),
     "unequal nodes": ("3+1", None, {"all_to_all"}),
@@ -32,7 +32,7 @@ def of_levels(served):
 def test_collectives_are_right(pool, group, some):
     """All calls in one world; the groups have different ones, and together every one."""
     nodes, members, levels = GROUPS[group]
-    number, size = list(GROUPS).index(group), {"3x2": 6, "2x3": 6}.get(nodes, 4)
+    number, size = list(GROUPS).index(group), {"3x2": 6, "2x4": 8}.get(nodes, 4)
     every = len(GROUPS) // len(some(GROUPS, len(GROUPS)))
     call = jobs.collectives, members, "elements, shapes, ways", every, number % every, 2 if every == 1 else 1
     for wrong, (served, chunks) in pool.run(divided, size, nodes, *call):
