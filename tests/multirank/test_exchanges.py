@@ -162,7 +162,6 @@ def open_and_close(times, refused):
         with refuses if refused and int(os.environ["RANK"]) == 1 else contextlib.nullcontext():
             said.add(refusal(use)[::2])
         if number == 1:
-            gc.collect()  # earlier jobs may have left descriptors to the collector
             before = num_descriptors()
     return said, num_descriptors() - before
 

@@ -2,7 +2,6 @@
 
 import collections
 import contextlib
-import gc
 import os
 import random
 import re
@@ -120,7 +119,6 @@ def live(step, before=lambda phase, ctx: None, turn=1, **bounds):
 
 def held():
     """What this process holds: descriptors, mappings, threads, child processes."""
-    gc.collect()
     found = collections.Counter()
     opened = [each.partition(" ")[2] for each in oracle.open_descriptors()]
     found.update("descriptor " + re.sub(r"\d+", "", each) for each in opened if not each.startswith("/proc/"))

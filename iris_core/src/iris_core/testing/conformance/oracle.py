@@ -43,8 +43,8 @@ def pattern(nbytes: int, seed: int) -> bytes:
 
 
 def open_descriptors() -> set[str]:
-    """Return the file descriptors of this process with what they are open on."""
-    gc.collect()  # what was forgotten earlier must not close some between two calls
+    """Collect garbage, which could close some later, and return this process's file descriptors with what they are."""
+    gc.collect()
     found = set()
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):  # the one that was listing
