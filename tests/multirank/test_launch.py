@@ -75,6 +75,7 @@ def test_a_forked_child_is_refused_and_disturbs_nothing(pool, device):
 CELL = """
 import functools
 import torch, triton, triton.language as tl
+import torch._inductor.config as inductor
 import iris_core
 import iris_triton as iris
 
@@ -91,9 +92,10 @@ def job(add):
         return y.item() + add
 
 torch.randn(512, 512) @ torch.randn(512, 512)  # with threads, which a forked process has not
+inductor.compile_threads = 4  # processes, likewise
 print(iris_core.run(functools.partial(job, 10), 2))
 with iris.iris(1 << 22) as alone:
-    print(iris_core.run(lambda: job(10) + int(alone.num_ranks), 2))
+    print(iris_core.run(lambda: job(10) * inductor.compile_threads + int(alone.num_ranks), 2))
 torch.cuda.is_initialized = lambda: True
 try:
     iris_core.run(functools.partial(job, 10), 2)

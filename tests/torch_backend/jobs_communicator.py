@@ -17,6 +17,9 @@ class EngineBase:
     def dispatch(self):
         return "the engine's"
 
+    def destroy(self):
+        self.name_of_engine = "destroyed"
+
 
 class EngineCommunicator(Communicator, EngineBase):
     """As docs/pytorch.md combines them."""
@@ -73,6 +76,7 @@ def every_method(ranks, max_nbytes):
         assert said_by(comm.reduce_scatter, each).startswith("ArgumentError")
     assert said_by(lambda: Communicator(group, global_ranks=[7])).startswith("TypeError")
     comm.destroy()
+    assert comm.name_of_engine == "destroyed"
     return wrong
 
 

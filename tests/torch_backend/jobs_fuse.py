@@ -150,10 +150,12 @@ def in_one_graph():
     # one context behind the other: code that was compiled for the first may not call it for the second
     for group in (None, [2, 0, 1]):
         with Iris("8MiB", device="cpu") as ctx:
-            size, rank = ctx.num_ranks, ctx.cur_rank
+            size, rank, name = ctx.num_ranks, ctx.cur_rank, library.name_of(ctx)
 
-            def step(y, x, w, ctx=ctx, size=size, group=group):
-                z = 2 * x
+            def step(y, x, w, ctx=ctx, size=size, group=group, name=name):
+                z, used_on_one_rank = 2 * x, torch.empty_like(x)
+                ctx.ccl.all_reduce(used_on_one_rank, x)
+                used_on_one_rank += torch.ops.iris.all_reduce(x, "sum", name)
                 ctx.ccl.all_reduce(y, z, group=group)
                 ctx.ccl.all_reduce(z, z, ReduceOp.MAX, config=config)
                 gathered = y.new_empty(size * 4)
@@ -171,6 +173,7 @@ def in_one_graph():
                 ctx.ops.all_reduce_rms_norm(normed, residual, 2 * w, w[0], 1e-3, group=group)
                 eights, scales = w.new_empty(6, 3, dtype=torch.float8_e5m2), w.new_empty(6)
                 ctx.ops.all_reduce_rms_norm(eights, residual, w, w[0], scales=scales)
+                gathered += used_on_one_rank.sum() if ctx.cur_rank == 2 else 0
                 return gathered + z.sum(), product + scaled, rows, residual, normed, eights.float() * scales[:, None]
 
             x, w = ctx.arange(4) * (rank + 1), ctx.arange(18.0).view(6, 3) + rank
@@ -229,9 +232,13 @@ def refusals():
             ctx.ccl.all_reduce(y, 2 * x.detach(), config=Config(algorithm="two_shot"))
             return y.sum()
 
+        decode, length = ctx.ops.flash_decode(1, 1, 1, 16, dtype=torch.float32), torch.ones(1, dtype=torch.int32)
+
         def beside(x):
             ctx.ops.matmul_all_reduce(product, x.outer(x), x.outer(x), async_op=True).wait()
-            return product + x
+            ctx.ccl.barrier()
+            keys = ctx.zeros(1, 1, 1, 16)
+            return product + x + decode(keys[0], keys, keys, length).sum()
 
         def compiled(step, fullgraph=True):
             return lambda: torch.compile(step, backend="aot_eager", fullgraph=fullgraph)(x)
@@ -243,6 +250,7 @@ def refusals():
             (f".*matmul_all_reduce: {words}",
              compiled(lambda x: ctx.ops.matmul_all_reduce(w.detach().clone(), w, w))),
             (".*all_reduce: async_op ", compiled(lambda x: ctx.ccl.all_reduce(y, y, async_op=True))),
+            (".*barrier is not for compiled code", compiled(lambda x: (ctx.ccl.barrier(), x + 1)[1])),
             (".*gradients, not 'max'", compiled(lambda x: torch.ops.iris.all_reduce(x, "max", group))),
         ) == []  # fmt: skip
         total = torch.compile(beside, backend="aot_eager")(x.detach() + 1).sum().item()

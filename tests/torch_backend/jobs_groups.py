@@ -21,6 +21,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import iris_core.torch_backend as torch_backend
+from iris_core import Iris
 from iris_core.errors import ArgumentError, GroupError, UnsupportedError
 from iris_core.torch_backend.adapters import IS_BACKEND, operations_of
 
@@ -76,6 +77,7 @@ def groups_of_all_kinds(store, is_bound):
             "three": (dist.new_group([1, 3, 0]), [0, 1, 3]),
             "gloo": (dist.new_group([1, 2], backend="gloo"), [1, 2]),
         }
+        groups["split"] = dist.group.WORLD.split_group([column, column + 2]), [column, column + 2]
         level = dist.get_debug_level()
         dist.set_debug_level(dist.DebugLevel.DETAIL)
         groups["that torch examines"] = dist.new_group(backend="iris"), [0, 1, 2, 3]
@@ -101,13 +103,19 @@ def groups_of_all_kinds(store, is_bound):
     assert [name for name in members if not is_right(*groups[name])] == []
     assert is_bound or torch_backend.context_of(groups["that torch examines"][0]).num_ranks == 4
     dist.group.WORLD.monitored_barrier(datetime.timedelta(minutes=1))
-    assert operations_of(mesh.get_group("rows"))._options.heap_size == "8MiB"
+    assert operations_of(mesh["rows"])._options.heap_size == "8MiB"
+    assert is_bound or torch_backend.context_of(mesh["rows"]).num_ranks == 2
     # of other sizes than before in this process: torch keeps what it has worked out, with groups that are gone
     a = torch.arange(64.0 if is_bound else 32.0).reshape(-1, 4)
     b = torch.ones(4, 2)
     product = distribute_tensor(a, mesh, [Shard(0), Shard(1)]) @ distribute_tensor(b, mesh, [Replicate(), Shard(0)])
     assert torch.equal(product.full_tensor(), a @ b)
-    assert "to_local()" in said_by(torch.ops.iris.all_reduce, product, "sum", dist.group.WORLD.group_name)
+    for call in (
+        lambda: torch.ops.iris.all_reduce(product, "sum", dist.group.WORLD.group_name),
+        lambda: dist.send(product, 3 - rank), lambda: dist.all_gather([product.to_local()] * 4, product),
+    ):  # fmt: skip
+        assert "to_local()" in said_by(call)
+    assert "dist.new_group" in said_by(lambda: Iris(group=[0, 1]))
 
 
 def objects(store):

@@ -18,7 +18,7 @@ from iris_core.dispatch.bind import CLOSED, Binder
 from iris_core.errors import DeviceError, HeapClosedError, IrisError, PeerLostError, RankMismatchError
 from iris_core.heap.blocks import Scope
 from iris_core.heap.symmetry import NOT_FINISHED
-from iris_core.heap.tensors import TensorFactories, as_sent
+from iris_core.heap.tensors import TensorFactories, as_sent, uncompiled
 from iris_core.logs import rank_logger
 from iris_core.ops.api import Operations
 from iris_core.providers import Providers
@@ -204,6 +204,7 @@ class Iris(TensorFactories, OneSided):
         return self._operations(self._binder)
 
     # -- synchronisation ----------------------------------------------------------------------------------------------
+    @uncompiled
     def barrier(self, stream: Any = None, group: Group = None) -> None:
         """Finish this rank's device work, then wait for the other ranks.
 
@@ -243,6 +244,7 @@ class Iris(TensorFactories, OneSided):
         if self._reports.alarm[0] != self._reports.heard:
             self._reports.raise_new()
 
+    @uncompiled
     def device_barrier(self, group: Group = None, *, stream: Any = None, sem: str = "release") -> None:
         """Let this rank's device wait for the other ranks' devices; the host goes on at once.
 

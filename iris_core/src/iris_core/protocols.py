@@ -334,17 +334,9 @@ class SupportsNetworkOptions(Protocol):
         """
 
     def copy_between_nodes(
-        self,
-        network: types.Network,
-        context: torch.Tensor,
-        peer: int,
-        source: int = 0,
-        target: int = 0,
-        nbytes: int = 0,
-        *,
-        gets: bool = False,
-        signal: tuple[int, int] | None = None,
-    ) -> None:
+        self, network: types.Network, context: torch.Tensor, peer: int, source: int = 0, target: int = 0,
+        nbytes: int = 0, *, gets: bool = False, signal: tuple[int, int] | None = None,
+    ) -> None:  # fmt: skip
         """Launch a kernel on the current stream that puts to a rank on another node or gets from it, and then signals.
 
         At its end the source of a put may be changed, and what it gets is there.

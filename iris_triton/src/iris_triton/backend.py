@@ -115,17 +115,9 @@ class TritonBackend:
         return {"extern_libs": gin.libraries(network)}
 
     def copy_between_nodes(
-        self,
-        network: types.Network,
-        context: torch.Tensor,
-        peer: int,
-        source: int = 0,
-        target: int = 0,
-        nbytes: int = 0,
-        *,
-        gets: bool = False,
-        signal: tuple[int, int] | None = None,
-    ) -> None:
+        self, network: types.Network, context: torch.Tensor, peer: int, source: int = 0, target: int = 0,
+        nbytes: int = 0, *, gets: bool = False, signal: tuple[int, int] | None = None,
+    ) -> None:  # fmt: skip
         where = context, len(self._spec.heap_bases), peer, source, target, nbytes
         how = {"GETS": gets, "SIGNALS": signal is not None, "num_warps": 1, **self.network_options(network)}
         device_barrier.copy_between_nodes[(1,)](*where, *(signal or (0, 0)), **how)

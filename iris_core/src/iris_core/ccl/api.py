@@ -10,13 +10,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from iris_core.device.targets import on_device
 from iris_core.dispatch.calls import Calls, current_device
 from iris_core.dispatch.config import Config
 from iris_core.dispatch.requests import ALIGNMENT_NBYTES, OPS, TORCH, CollectiveCall, facts_of_splits, reach
 from iris_core.dispatch.team import Team
-from iris_core.dispatch.traced import is_compiling, trace
+from iris_core.dispatch.traced import trace
+from iris_core.heap.tensors import uncompiled
 from iris_core.protocols import Work
 from iris_core.types import Group, ReduceOp
 
@@ -218,6 +220,7 @@ class Collectives(Calls):
         """
         return self._run("recv", tensor, None, group, async_op, config, src)
 
+    @uncompiled
     def barrier(self, group: Group = None, async_op: bool = False) -> Work | None:
         """Let this rank's stream wait for those of the other members; see `Iris.device_barrier`."""
         self._binder.open()

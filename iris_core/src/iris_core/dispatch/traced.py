@@ -13,14 +13,13 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch._compile import _disable_dynamo
 
 from iris_core.dispatch.config import CONFIGS
 from iris_core.dispatch.products import NORM
 from iris_core.dispatch.requests import ALIGNMENT_NBYTES, ALL_IN_PLACE, OPS, UNRECORDED, is_empty, shared_facts
 from iris_core.errors import ArgumentError, HeapClosedError, UnsupportedError
+from iris_core.heap.tensors import eagerly
 
-is_compiling = torch.compiler.is_compiling
 BINDERS: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 """The binder of each context by its `name`, which is a constant for the compiler."""
 
@@ -120,8 +119,7 @@ def trace(face: Any, op: str, tensors: Any, how: Any, async_op: bool | None, wor
     """Put a call into the graph that is being traced: `_run(written..., read, name)`; return its workspace.
 
     Others break the graph, and say why if it must be whole (fullgraph=True): one that torch would have to record for
-    gradients is refused where it is made.  A call without an output is one that writes its input: torch drops calls
-    that write nothing.  Split sizes that all_to_all writes take the place of a residual.
+    gradients is refused where it is made.  Split sizes that all_to_all writes take the place of a residual.
     """
     out, *others = tensors
     group, config, *more = how
@@ -129,14 +127,12 @@ def trace(face: Any, op: str, tensors: Any, how: Any, async_op: bool | None, wor
     if recorded or async_op is not False:
         why = UNRECORDED if recorded else "async_op is not for compiled code"
         torch._dynamo.graph_break(msg=f"{op}: {why}")
-        return _eagerly(face, op, tensors, how, async_op, workspace)
+        return eagerly(_call, face, op, tensors, how, async_op, workspace)
     has_splits = op == "all_to_all" and len(others) > 1
     written, read = (others[-1], others[:-1]) if has_splits else (None, others)
     residual, *read, scales = others if op == NORM else (written, *read, None)
-    in_place: bool | None = op != NORM and read[0] is out
-    if out is None:
-        out, in_place = read[0], None  # for `_run`, which passes no output
-    if in_place is not False:
+    in_place = op != NORM and read[0] is out
+    if in_place:
         read = [None, *read[1:]]  # torch 2.11 makes a tuple of it
     number = None if config is None else getattr(config, "_hash", -1)  # which is no hash
     name = _name(face._binder.name, face._is_anywhere, op, in_place, number, group, *more)
@@ -144,7 +140,7 @@ def trace(face: Any, op: str, tensors: Any, how: Any, async_op: bool | None, wor
     return workspace  # that of the caller; the call's own is not known while it is traced
 
 
-def _name(binder: str, anywhere: bool, op: str, in_place: Any, number: int | None, group: Any, *how: Any) -> str:
+def _name(binder: str, anywhere: bool, op: str, in_place: bool, number: int | None, group: Any, *how: Any) -> str:
     if number is not None and number not in CONFIGS:  # the tracer has not made it yet
         raise ArgumentError(f"{op}: make the config outside of the code that torch.compile compiles")
     call = binder, anywhere, op, in_place, group, None if number is None else CONFIGS[number], *how
@@ -157,9 +153,8 @@ _name._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.comp
 
 
 def _run(
-    out: torch.Tensor, residual: torch.Tensor | None, scales: torch.Tensor | None, read: list[torch.Tensor | None],
-    name: str,
-) -> None:  # fmt: skip
+    out: torch.Tensor | None, residual: torch.Tensor | None, scales: torch.Tensor | None, read: list[Any], name: str
+) -> None:
     known, anywhere, op, in_place, *how = _calls[name]
     binder = BINDERS.get(known)
     if binder is None:
@@ -167,8 +162,8 @@ def _run(
     splits = () if residual is None else (residual,)
     given = (out, residual, *read, scales) if op == NORM else (out, *read, *splits)
     tensors = [None if each is None else each.detach() for each in given]
-    if in_place is not False:
-        tensors[:2] = tensors[0] if in_place else None, tensors[0]
+    if in_place:
+        tensors[1] = tensors[0]
     context = binder.open()
     face = context.ccl if op in OPS else context.ops
     _call(face._anywhere if anywhere else face, op, tuple(tensors), tuple(how))
@@ -181,7 +176,7 @@ def _call(face: Any, op: str, tensors: Any, how: Any, async_op: bool | None = Fa
     return face._run(op, *tensors[:2], group, async_op, config, *more, tensors[2:])
 
 
-_eagerly: Any = _disable_dynamo(_call)  # the compiler leaves what it calls alone, too
-_LIBRARY.define("call(Tensor(a!) out, Tensor(b!)? residual, Tensor(c!)? scales, Tensor?[] read, str call) -> ()")
+_LIBRARY.define("call(Tensor(a!)? out, Tensor(b!)? residual, Tensor(c!)? scales, Tensor?[] read, str call) -> ()")
 _LIBRARY.impl("call", _run, "CompositeExplicitAutograd")
 torch.library.register_fake("iris::call", lambda *_: None, lib=_LIBRARY)
+torch.fx.node.has_side_effect(torch.ops.iris.call.default)  # peers wait for it, also where its result is not used

@@ -20,12 +20,15 @@ All factories share, besides their options:
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from numbers import Integral, Real
-from typing import Any, TypedDict, Unpack
+from typing import Any, TypedDict, TypeVar, Unpack
 
 import torch
+from torch._compile import _disable_dynamo
+from torch.compiler import is_compiling
 
 from iris_core.device.targets import same_device
 from iris_core.errors import ArgumentError, DeviceError, LayoutError, NotOnHeapError, UnsupportedError
@@ -38,6 +41,25 @@ Scalar = bool | int | float | complex | torch.Tensor  # a tensor without dimensi
 Generator = torch.Generator | None
 Device = str | int | torch.device | None  # None for the context's own
 _META = torch.device("meta")  # for asking torch what it would make
+
+T = TypeVar("T")
+eagerly: Any = _disable_dynamo(lambda call, *given, **named: call(*given, **named))  # and the compiler what it calls
+
+
+def uncompiled(call: Callable[..., T]) -> Callable[..., T]:
+    """Make a function break the graph of compiled code that calls it, or raise where that must be whole."""
+    why = f"{call.__qualname__} is not for compiled code"
+
+    @functools.wraps(call)
+    def call_outside(*given: Any, **named: Any) -> Any:
+        if not is_compiling():
+            return call(*given, **named)
+        torch._dynamo.graph_break(msg=why)
+        return eagerly(call, *given, **named)
+
+    return call_outside
+
+
 _CONTINUOUS = ("rand", "randn", "uniform")  # distributions
 
 
@@ -89,10 +111,7 @@ class TensorFactories:
         return self._new("ones", sizes, lambda t: t.fill_(1), **options)
 
     def empty(
-        self,
-        *sizes: Any,
-        memory_format: torch.memory_format = torch.contiguous_format,
-        **options: Unpack[SizedOptions],
+        self, *sizes: Any, memory_format: torch.memory_format = torch.contiguous_format, **options: Unpack[SizedOptions]
     ) -> torch.Tensor:
         """Return a tensor of undefined content on the heap; see `SizedOptions`.
 
@@ -329,6 +348,7 @@ class TensorFactories:
         if layout not in (None, torch.strided):
             raise LayoutError(f"{name}: the symmetric heap has torch.strided tensors only, not {layout}")
 
+    @uncompiled
     def _make(
         self, name: str, like: torch.Tensor, out: torch.Tensor | None, requires_grad: bool, fill: Fill
     ) -> torch.Tensor:

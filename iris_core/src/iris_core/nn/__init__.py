@@ -347,18 +347,10 @@ class ColumnParallelLinear(_Parallel):
     _dim = 0
 
     def __init__(
-        self,
-        context: Iris,
-        in_features: int,
-        out_features: int,
-        bias: bool = True,
-        *,
-        group: Group = None,
-        gather_output: bool = False,
-        sequence_parallel: bool = False,
-        dtype: torch.dtype | None = None,
+        self, context: Iris, in_features: int, out_features: int, bias: bool = True, *, group: Group = None,
+        gather_output: bool = False, sequence_parallel: bool = False, dtype: torch.dtype | None = None,
         config: Fused = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if gather_output and sequence_parallel:
             raise ArgumentError(
                 "ColumnParallelLinear: with sequence_parallel the next layer takes the features as they are divided; "
@@ -398,18 +390,10 @@ class RowParallelLinear(_Parallel):
     _dim = 1
 
     def __init__(
-        self,
-        context: Iris,
-        in_features: int,
-        out_features: int,
-        bias: bool = True,
-        *,
-        group: Group = None,
-        input_is_parallel: bool = True,
-        sequence_parallel: bool = False,
-        dtype: torch.dtype | None = None,
+        self, context: Iris, in_features: int, out_features: int, bias: bool = True, *, group: Group = None,
+        input_is_parallel: bool = True, sequence_parallel: bool = False, dtype: torch.dtype | None = None,
         config: Fused = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(Setting(context, group, config), in_features, out_features, bias, dtype)
         self.input_is_parallel, self.sequence_parallel = input_is_parallel, sequence_parallel
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import torch
+from torch.compiler import is_compiling
 
 from iris_core.dispatch import PRODUCTS, products
 from iris_core.dispatch.bind import Launches
@@ -17,7 +18,7 @@ from iris_core.dispatch.calls import Calls, current_device
 from iris_core.dispatch.config import Config, FusedConfig
 from iris_core.dispatch.products import NORM, ROW_NBYTES, FusedCall, NormCall, call_of
 from iris_core.dispatch.requests import TORCH, check_strided, reach
-from iris_core.dispatch.traced import is_compiling, trace
+from iris_core.dispatch.traced import trace
 from iris_core.errors import ArgumentError
 from iris_core.ops.attention import FlashDecode, RingAttention
 from iris_core.ops.experts import ExpertGroup

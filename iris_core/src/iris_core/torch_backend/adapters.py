@@ -22,6 +22,7 @@ from iris_core.errors import ArgumentError, GroupError, UnsupportedError
 from iris_core.torch_backend.operations import METHODS, OLDER, GroupOperations
 from iris_core.torch_backend.options import IS_BACKEND, Options, uncopied
 from iris_core.torch_backend.work import PassedWork
+from iris_core.world.group import process_group_of
 
 NAME = "iris"
 _CUSTOM = dist.ProcessGroup.BackendType.CUSTOM
@@ -139,6 +140,7 @@ class DirectGroup(dist.ProcessGroup):
         if about.process_group is not None:  # which this one replaces
             self.bound_device_id = about.process_group.bound_device_id
         backend = IrisBackend(about, options)
+        backend.operations._find = weakref.ref(self)  # type: ignore[assignment]
         return backend, backend.operations
 
     def getBackendName(self) -> str:
@@ -172,12 +174,18 @@ class DirectGroup(dist.ProcessGroup):
         self._num_splits += 1
         name = f"split {self._num_splits} {sorted(ranks)}"  # on all members; torch's counts this process's groups
         timeout = self.operations._timeout if timeout is None else timeout
-        store = c10d.PrefixStore(f"{name}/", self.get_group_store())
+        store, ranks = c10d.PrefixStore(f"{name}/", self.get_group_store()), ranks if IS_BACKEND else sorted(ranks)
         name = group_name or f"{self.group_name}/{name}"
-        group: DirectGroup | None = _split(self, store, ranks if IS_BACKEND else sorted(ranks), timeout, name, opts)
+        group: DirectGroup | None = _split(self, store, ranks, timeout, name, opts)
         if group:
             group._set_group_name(name)  # type: ignore[arg-type]
             group._set_group_desc(group_desc or "undefined")
+            known, parents = dist.distributed_c10d._world, dist.get_process_group_ranks(self)
+            known.pg_map[group], known.pg_backend_config[group] = (NAME, store), NAME
+            known.pg_names[group] = name  # type: ignore[assignment]
+            known.pg_to_tag[group], known.pg_group_ranks[group] = "", {parents[each]: i for i, each in enumerate(ranks)}
+            if group_name is None:  # else torch registers it
+                c10d._register_process_group(name, group)  # type: ignore[arg-type]
         return group
 
 
@@ -243,7 +251,7 @@ def create(about: Any, options: Options | None = None) -> Any:
 
 def operations_of(group: dist.ProcessGroup | None) -> GroupOperations:
     """Return the operations of a process group of backend "iris", that of all ranks by default; see `context_of`."""
-    found: Any = dist.group.WORLD if group is None else group
+    found: Any = dist.group.WORLD if group is None else process_group_of(group)
     if found is None:
         raise ArgumentError(f'torch.distributed has no groups yet: call init_process_group("{NAME}") first')
     if found is dist.GroupMember.NON_GROUP_MEMBER:

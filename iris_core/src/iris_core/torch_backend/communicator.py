@@ -47,16 +47,10 @@ class Communicator:
     disabled = False  # as SGLang and vLLM ask their own all-reduce
 
     def __init__(
-        self,
-        cpu_group: dist.ProcessGroup,
-        device: torch.device | str | None = None,
-        device_group: dist.ProcessGroup | None = None,
-        unique_name: str = "",
-        *,
-        heap_size: int | str | None = None,
-        max_nbytes: int | None = None,
-        **more: Any,
-    ) -> None:
+        self, cpu_group: dist.ProcessGroup, device: torch.device | str | None = None,
+        device_group: dist.ProcessGroup | None = None, unique_name: str = "", *, heap_size: int | str | None = None,
+        max_nbytes: int | None = None, **more: Any,
+    ) -> None:  # fmt: skip
         base: Any = super().__init__
         if type(self).__mro__[-2] is not Communicator:
             base(cpu_group, device, device_group, unique_name, **more)
@@ -178,8 +172,9 @@ class Communicator:
         return tensor
 
     def destroy(self) -> None:
-        """Close the heap.  Collective."""
+        """Close the heap, and end what the engine's own class has made.  Collective."""
         self.context.close()
+        getattr(super(), "destroy", lambda: None)()
 
     close = destroy
 

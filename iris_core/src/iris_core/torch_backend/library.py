@@ -96,6 +96,7 @@ def _define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> N
     _LIBRARY.impl(name, run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"iris::{name}", fake, lib=_LIBRARY)
     torch.library.register_torch_dispatch(f"iris::{name}", DTensor, _refuse, lib=_LIBRARY)
+    torch.fx.node.has_side_effect(getattr(_OPS, name).default)  # peers wait for it, also where its result is not used
 
 
 def _refuse(kind: type, op: Any, *given: Any) -> None:

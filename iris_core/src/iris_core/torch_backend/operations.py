@@ -22,7 +22,7 @@ from torch._C import _distributed_c10d as c10d
 from iris_core.api import Iris
 from iris_core.ccl.api import Collectives
 from iris_core.device.launch_order import SideStream, on_stream
-from iris_core.dispatch.requests import check_reducible
+from iris_core.dispatch.requests import check_reducible, check_strided
 from iris_core.errors import ArgumentError, UnsupportedError
 from iris_core.heap.mempool import share_mem_pool
 from iris_core.settings import load_settings
@@ -62,14 +62,9 @@ class GroupOperations:
     """
 
     def __init__(
-        self,
-        store: c10d.Store,
-        rank: int,
-        size: int,
-        timeout: timedelta,
-        find: Callable[[], dist.ProcessGroup],
+        self, store: c10d.Store, rank: int, size: int, timeout: timedelta, find: Callable[[], dist.ProcessGroup],
         options: Options | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._store, self._rank, self._size, self._timeout, self._find = store, rank, size, timeout, find
         self._bound = None if timeout == c10d._DEFAULT_PG_TIMEOUT else timeout.total_seconds()
         self._options = options or Options()
@@ -268,6 +263,7 @@ class GroupOperations:
         if len(parts) != self._size or not (is_alike or (parts[self._rank].shape == own.shape and not alike)):
             needed = f"one for each of {self._size} members, {'all' if alike else 'this one'} of {tuple(own.shape)}"
             text = f"{op}: the list has tensors of the shapes {[tuple(each.shape) for each in parts]}, and not {needed}"
+            text += "; of DTensors pass tensor.to_local()" * any(hasattr(each, "to_local") for each in (own, *parts))
             ccl._binder.refuse(op, ArgumentError(text), None)
         return is_alike
 
@@ -487,10 +483,11 @@ class GroupOperations:
         NCCL's group runs the messages between two ranks one after the other, and two ranks may both send first: those
         to lower ranks have a group of their own, unless all are launched together.
         """
-        tensors = _listed(tensors)
+        (tensor,) = tensors = _listed(tensors)
+        check_strided(name, "tensor", tensor)
         peer = arguments[0]
         is_down = (peer < self._rank) == (name == "send") and self._pending is None
-        return self._pass_on(name, tensors[0], tensors, *arguments, way=" to lower ranks" * is_down)
+        return self._pass_on(name, tensor, tensors, *arguments, way=" to lower ranks" * is_down)
 
     def start_coalescing(self, device: torch.device | None = None) -> None:
         """Collect what follows; NCCL's group inside puts messages between GPUs into one launch."""

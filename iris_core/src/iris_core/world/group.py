@@ -14,7 +14,7 @@ import struct
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from iris_core import errors
 from iris_core.logs import logger
@@ -267,15 +267,10 @@ class World:
             return members
         import torch.distributed as dist
 
-        mesh: Any = group
-        if hasattr(mesh, "get_group"):
-            if mesh.ndim != 1:
-                raise errors.GroupError(f"group= is {mesh}, of {mesh.ndim} dimensions; pass one of them: mesh[name]")
-            mesh = mesh.get_group()
-        group = cast("dist.ProcessGroup", mesh)
-        if dist.get_rank(group) < 0:
+        found = process_group_of(group)
+        if dist.get_rank(found) < 0:
             raise errors.GroupError(f"rank {self.rank} is not a member of the process group that was passed as group=")
-        theirs = dist.get_process_group_ranks(group)
+        theirs = dist.get_process_group_ranks(found)
         mine = list(self.ranks if self.torch_ranks is None else self.torch_ranks)
         strangers = [rank for rank in theirs if rank not in mine]
         if strangers:
@@ -415,6 +410,17 @@ def connect(group: dist.ProcessGroup | None, timeout_s: float) -> World:
         return arrival.open(timeout_s)
 
 
+def process_group_of(group: Any) -> Any:
+    """Return a process group, or that of a DeviceMesh of one dimension; GroupError for what is neither."""
+    if isinstance(group, list | tuple):
+        raise errors.GroupError(f"group= is {group}; pass a process group here: dist.new_group(ranks)")
+    if not hasattr(group, "get_group"):
+        return group
+    if group.ndim != 1:
+        raise errors.GroupError(f"group= is {group}, of {group.ndim} dimensions; pass one of them: mesh[name]")
+    return group.get_group()
+
+
 def initialised_torch() -> Any:
     """Return torch.distributed where the program has initialised it; None otherwise."""
     dist: Any = sys.modules.get("torch.distributed")  # if it was not imported, the program has not initialised it
@@ -430,7 +436,7 @@ def launched_in(folder: str, rank: int, world_size: int) -> None:
 def _find(group: dist.ProcessGroup | None) -> rendezvous.Opening | None:
     """Announce this process to the other ranks; None for a world of one."""
     if initialised_torch() is not None:
-        return rendezvous.find_by_torch(group)
+        return rendezvous.find_by_torch(process_group_of(group))
     if group is not None:
         raise errors.IrisError("group= was given, but torch.distributed is not initialised")
     way_out = "call torch.distributed.init_process_group() before Iris()"

@@ -266,6 +266,8 @@ def _main(pipe: Connection, environ: Mapping[str, str], torch_distributed: bool,
         eval(_end_with(launcher))  # what a new process unpickles with its name
         if (torch := sys.modules.get("torch")) is not None:
             torch.set_num_threads(1)  # the threads that it had are the launcher's
+        if (inductor := sys.modules.get("torch._inductor.config")) is not None:
+            inductor.compile_threads = 1  # type: ignore[attr-defined]  # its processes likewise
     os.environ.update(environ)
     serve(pipe, torch_distributed, call)
 
