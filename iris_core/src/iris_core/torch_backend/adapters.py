@@ -134,7 +134,7 @@ class DirectGroup(dist.ProcessGroup):
         self._direct = [name for name in (*METHODS, *OLDER) if name in vars(dist.ProcessGroup) and name not in _ENDS]
         for name in self._direct:
             setattr(self, name, getattr(self.operations, OLDER.get(name, name)))
-        self.operations.passed = lambda work, contexts: work and PassedWork(work, contexts)
+        self.operations.passed = lambda work, *about: work and PassedWork(work, *about)
 
     def _backend(self, about: Any, options: Options | None) -> tuple[Any, GroupOperations]:
         if about.process_group is not None:  # which this one replaces
@@ -193,7 +193,7 @@ def _hooked(name: str) -> Callable[..., Any]:
     def register(self: DirectGroup, hook_id: int, hook: Callable[..., Any]) -> None:
         while self._direct:
             delattr(self, self._direct.pop())
-        self.operations.passed = lambda work, _: work
+        self.operations.passed = lambda work, *_: work
         getattr(super(DirectGroup, self), name)(hook_id, hook)
 
     return register

@@ -88,7 +88,7 @@ class GroupOperations:
         self._known: dict[torch.device, tuple[Collectives, dist.Work]] = {}
         self._carried: carried.Carried | None = None
         self._methods: dict[tuple[str, str, str], Callable[..., Any]] = {}  # of the groups inside
-        self.passed: Any = lambda work, _: work  # where torch asks works in C++, it knows only those of its own
+        self.passed: Any = lambda work, *_: work  # where torch asks works in C++, it knows only those of its own
 
     # -- who serves ---------------------------------------------------------------------------------------------------
     def context(self, device: torch.device | str | None = None) -> Iris:
@@ -154,12 +154,14 @@ class GroupOperations:
             self._methods[key] = getattr(inner, name, None) or getattr(inner, _ALIASES.get(name, name))
         return self._methods[key]
 
-    def _pass_on(self, name: str, tensor: torch.Tensor, *arguments: Any, way: str = "") -> dist.Work:
+    def _pass_on(self, name: str, tensor: torch.Tensor, *arguments: Any, way: str = "", peer: str = "") -> dist.Work:
         call = self._inside(tensor.device.type, name, way)
         if self._pending is not None and tensor.is_cuda and not self._is_grouped:
             self.inner("cuda", way)._group_start()
             self._is_grouped = True
-        return self._begun(self.passed(call(*(each for each in arguments if each is not None)), self._contexts))
+        with watched(self._contexts, name + peer):
+            work = call(*(each for each in arguments if each is not None))
+        return self._begun(self.passed(work, self._contexts, name + peer))
 
     def _carry(self, name: str, whole: Any, part: Any, opts: Any) -> dist.Work | None:
         """Let NCCL carry a call; None if Iris serves it."""
@@ -464,7 +466,7 @@ class GroupOperations:
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Wait for the other members on the host; rank 0 names who does not come.  torch asks gloo's groups alone."""
         timeout = _option(timeout, "timeout", timeout)  # from torch 2.14 on, among options
-        with watched(self._contexts):
+        with watched(self._contexts, "monitored_barrier"):
             self.inner("cpu").monitored_barrier(self._timeout if timeout is None else timeout, wait_all_ranks)
 
     # -- two ranks ----------------------------------------------------------------------------------------------------
@@ -487,7 +489,8 @@ class GroupOperations:
         check_strided(name, "tensor", tensor)
         peer = arguments[0]
         is_down = (peer < self._rank) == (name == "send") and self._pending is None
-        return self._pass_on(name, tensor, tensors, *arguments, way=" to lower ranks" * is_down)
+        whom = f" {'to' if name == 'send' else 'from'} rank {peer}" * (name != "recv_anysource")
+        return self._pass_on(name, tensor, tensors, *arguments, way=" to lower ranks" * is_down, peer=whom)
 
     def start_coalescing(self, device: torch.device | None = None) -> None:
         """Collect what follows; NCCL's group inside puts messages between GPUs into one launch."""

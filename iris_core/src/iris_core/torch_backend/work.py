@@ -176,25 +176,26 @@ class SeveralWorks(DoneWork):
 
 
 @contextlib.contextmanager
-def watched(contexts: Mapping[str, Iris]) -> Iterator[None]:
-    """Raise PeerLostError in place of an error of the group inside, if a peer of `contexts` is lost."""
+def watched(contexts: Mapping[str, Iris], what: str) -> Iterator[None]:
+    """Raise PeerLostError for an error of the group inside, if a peer of `contexts` is lost; else say `what` failed."""
     try:
         yield
-    except RuntimeError:
+    except RuntimeError as error:
         for ctx in contexts.values():
             watch_for_lost(ctx.heap.check_peers)
+        error.args = (f"{what}: {error}",)
         raise
 
 
 class PassedWork(dist.Work):
     """A work of the group inside; see `watched`."""
 
-    def __init__(self, work: dist.Work, contexts: Mapping[str, Iris]) -> None:
+    def __init__(self, work: dist.Work, contexts: Mapping[str, Iris], what: str) -> None:
         super().__init__()
-        self._work, self._contexts = work, contexts
+        self._work, self._about = work, (contexts, what)
 
     def _call(self, name: str, *args: Any, **named: Any) -> Any:
-        with watched(self._contexts):
+        with watched(*self._about):
             return getattr(self._work, name)(*args, **named)
 
 
