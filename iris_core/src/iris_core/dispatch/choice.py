@@ -50,8 +50,7 @@ class Candidate:
     def __str__(self) -> str:
         if self.seconds is None:
             return f"{self.name} ({self.provider}): no, {self.reason}"
-        how = "measured" if self.measured else "model"
-        how += f"; {self.reason}" if self.reason else ""
+        how = ("measured" if self.measured else "model") + (f"; {self.reason}" if self.reason else "")
         given = ""
         if self.entry is not None:
             given = "".join(f", {name}={value}" for name, value in self.entry.config.items())
@@ -207,7 +206,8 @@ class Chooser:
     ) -> Explanation:  # fmt: skip
         """Return what `choose` would return, and what it knows of all the others."""
         try:
-            chosen, _, why, _ = self.choose(request, config, left_out, settled)
+            chosen, _, why, captured = self.choose(request, config, left_out, settled)
+            why += f"; in graphs {captured[0]}" if captured else ""
         except (UnsupportedError, ArgumentError) as error:
             chosen, why = "", str(error).partition("\n")[0]
         found = self._nearest(request)
