@@ -6,6 +6,8 @@ import itertools
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+import triton
+import triton.language as tl
 from jobs_common import unlike
 from jobs_examples import EXAMPLES, load
 from jobs_torch_backend import IS_211, start, whole
@@ -217,6 +219,11 @@ def reduce_overhead():
         return wrong, counted["cudagraph_skips"]
 
 
+@triton.jit
+def increment(x):
+    tl.store(x, tl.load(x) + 1)
+
+
 def refusals():
     """What is wrong with what compiled functions say whose calls cannot be in their graph.  One works beside graphs."""
     words = says("ccl.no gradient")
@@ -238,6 +245,7 @@ def refusals():
             ctx.ops.matmul_all_reduce(product, x.outer(x), x.outer(x), async_op=True).wait()
             ctx.ccl.barrier()
             keys = ctx.zeros(1, 1, 1, 16)
+            increment[(1,)](keys)
             return product + x + decode(keys[0], keys, keys, length).sum()
 
         def compiled(step, fullgraph=True):
@@ -254,4 +262,4 @@ def refusals():
             (".*gradients, not 'max'", compiled(lambda x: torch.ops.iris.all_reduce(x, "max", group))),
         ) == []  # fmt: skip
         total = torch.compile(beside, backend="aot_eager")(x.detach() + 1).sum().item()
-        assert total == 16 * (2 * 4 * 16 + 2)  # each of 2 ranks adds 4 products of 4 and 4
+        assert total == 16 * (2 * 4 * 16 + 2 + 1)  # each of 2 ranks adds 4 products of 4 and 4

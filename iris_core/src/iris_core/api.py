@@ -17,8 +17,9 @@ from iris_core.device.one_sided import OneSided
 from iris_core.dispatch.bind import CLOSED, Binder
 from iris_core.errors import DeviceError, HeapClosedError, IrisError, PeerLostError, RankMismatchError
 from iris_core.heap.blocks import Scope
+from iris_core.heap.streams import uncompiled
 from iris_core.heap.symmetry import NOT_FINISHED
-from iris_core.heap.tensors import TensorFactories, as_sent, uncompiled
+from iris_core.heap.tensors import TensorFactories, as_sent
 from iris_core.logs import rank_logger
 from iris_core.ops.api import Operations
 from iris_core.providers import Providers

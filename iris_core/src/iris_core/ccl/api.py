@@ -18,7 +18,7 @@ from iris_core.dispatch.config import Config
 from iris_core.dispatch.requests import ALIGNMENT_NBYTES, OPS, TORCH, CollectiveCall, facts_of_splits, reach
 from iris_core.dispatch.team import Team
 from iris_core.dispatch.traced import trace
-from iris_core.heap.tensors import uncompiled
+from iris_core.heap.streams import uncompiled
 from iris_core.protocols import Work
 from iris_core.types import Group, ReduceOp
 

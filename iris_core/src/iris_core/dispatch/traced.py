@@ -18,7 +18,7 @@ from iris_core.dispatch.config import CONFIGS
 from iris_core.dispatch.products import NORM
 from iris_core.dispatch.requests import ALIGNMENT_NBYTES, ALL_IN_PLACE, OPS, UNRECORDED, is_empty, shared_facts
 from iris_core.errors import ArgumentError, HeapClosedError, UnsupportedError
-from iris_core.heap.tensors import eagerly
+from iris_core.heap.streams import eagerly
 
 BINDERS: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 """The binder of each context by its `name`, which is a constant for the compiler."""

@@ -18,15 +18,18 @@ Events are recorded at the moment of the free.  Their use depends on the world:
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import threading
 import weakref
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from operator import itemgetter
-from typing import Any, Protocol
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import torch
+from torch._compile import _disable_dynamo
+from torch.compiler import is_compiling
 
 from iris_core.device.targets import on_device
 from iris_core.errors import CollectiveTimeoutError, DeviceError, HeapError
@@ -37,6 +40,23 @@ _FIRST_PRUNING = 64
 _start, _end = itemgetter(0), itemgetter(1)
 _DONE: Future[Any] = Future()
 _DONE.set_result(None)
+P = ParamSpec("P")
+T = TypeVar("T")
+eagerly: Any = _disable_dynamo(lambda call, *given, **named: call(*given, **named))  # and the compiler what it calls
+
+
+def uncompiled(call: Callable[P, T]) -> Callable[P, T]:
+    """Make a function break the graph of compiled code that calls it, or raise where that must be whole."""
+    why = f"{call.__qualname__} is not for compiled code"
+
+    @functools.wraps(call)
+    def call_outside(*given: P.args, **named: P.kwargs) -> T:
+        if not is_compiling():
+            return call(*given, **named)
+        torch._dynamo.graph_break(msg=why)
+        return eagerly(call, *given, **named)  # type: ignore[no-any-return]
+
+    return call_outside
 
 
 class Stream(Protocol):

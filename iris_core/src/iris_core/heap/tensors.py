@@ -20,19 +20,17 @@ All factories share, besides their options:
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from numbers import Integral, Real
-from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack
+from typing import Any, TypedDict, Unpack
 
 import torch
-from torch._compile import _disable_dynamo
-from torch.compiler import is_compiling
 
 from iris_core.device.targets import same_device
 from iris_core.errors import ArgumentError, DeviceError, LayoutError, NotOnHeapError, UnsupportedError
 from iris_core.heap.heap import SymmetricHeap
+from iris_core.heap.streams import uncompiled
 
 Fill = Callable[[torch.Tensor], object] | None
 
@@ -41,25 +39,6 @@ Scalar = bool | int | float | complex | torch.Tensor  # a tensor without dimensi
 Generator = torch.Generator | None
 Device = str | int | torch.device | None  # None for the context's own
 _META = torch.device("meta")  # for asking torch what it would make
-P = ParamSpec("P")
-T = TypeVar("T")
-eagerly: Any = _disable_dynamo(lambda call, *given, **named: call(*given, **named))  # and the compiler what it calls
-
-
-def uncompiled(call: Callable[P, T]) -> Callable[P, T]:
-    """Make a function break the graph of compiled code that calls it, or raise where that must be whole."""
-    why = f"{call.__qualname__} is not for compiled code"
-
-    @functools.wraps(call)
-    def call_outside(*given: P.args, **named: P.kwargs) -> T:
-        if not is_compiling():
-            return call(*given, **named)
-        torch._dynamo.graph_break(msg=why)
-        return eagerly(call, *given, **named)  # type: ignore[no-any-return]
-
-    return call_outside
-
-
 _CONTINUOUS = ("rand", "randn", "uniform")  # distributions
 
 

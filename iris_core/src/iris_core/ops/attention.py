@@ -12,7 +12,6 @@ from iris_core.device.targets import on_device
 from iris_core.dispatch.bind import Binder
 from iris_core.dispatch.requests import check_strided, name_all, name_of
 from iris_core.errors import ArgumentError, UnsupportedError
-from iris_core.heap.tensors import uncompiled
 from iris_core.ops import unfused_attention
 from iris_core.ops.made import RESULTS, Made
 from iris_core.types import Group
@@ -80,7 +79,6 @@ class FlashDecode(Made):
             "arrived": ((len(members), batch * kv_heads), _INT64),
         })  # fmt: skip
 
-    @uncompiled
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, out: Tensor | None = None) -> Tensor:
         """Return softmax(scale * q k^T) v over the keys of all members: (batch, heads, head_dim).
 
@@ -169,7 +167,6 @@ class RingAttention(Made):
         mine = whole[:, me::size] if self.striped else whole[:, me * self.rows : (me + 1) * self.rows]
         return torch.nn.functional.pad(mine, (0, 0, 0, self.rows - mine.shape[1]))
 
-    @uncompiled
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return this member's rows of softmax(scale * q k^T) v, and the logarithms of the sums of exp(scale * q k^T).
 

@@ -14,6 +14,7 @@ from iris_core.device.targets import on_device
 from iris_core.dispatch.bind import Binder
 from iris_core.dispatch.requests import check_fits, check_strided, check_tensors
 from iris_core.errors import ArgumentError, CapabilityError, UnsupportedError
+from iris_core.heap.streams import uncompiled
 
 Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
@@ -28,6 +29,11 @@ class Made:
     """An object that all members of a group make with equal arguments, and call equally often in the same order."""
 
     _unfused: ClassVar[Any] = None  # makes what stands for the backend's kernels where ranks are on several nodes
+
+    def __init_subclass__(cls) -> None:
+        for name, each in list(vars(cls).items()):
+            if callable(each) and (name == "__call__" or not name.startswith("_")):
+                setattr(cls, name, uncompiled(each))
 
     @contextmanager
     def _agreement(self, name: str, given: dict[str, Any]) -> Iterator[tuple[int, ...]]:

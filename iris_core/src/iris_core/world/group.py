@@ -414,11 +414,9 @@ def process_group_of(group: Any) -> Any:
     """Return a process group, or that of a DeviceMesh of one dimension; GroupError for what is neither."""
     if isinstance(group, list | tuple):
         raise errors.GroupError(f"group= is {group}; pass a process group here: dist.new_group(ranks)")
-    if not hasattr(group, "get_group"):
-        return group
-    if group.ndim != 1:
+    if getattr(group, "ndim", 1) != 1:
         raise errors.GroupError(f"group= is {group}, of {group.ndim} dimensions; pass one of them: mesh[name]")
-    return group.get_group()
+    return group.get_group() if hasattr(group, "get_group") else group
 
 
 def initialised_torch() -> Any:

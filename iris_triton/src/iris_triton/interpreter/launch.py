@@ -20,6 +20,7 @@ import torch
 import triton.language as tl
 
 from iris_core.errors import UnsupportedError
+from iris_core.heap.streams import uncompiled
 from iris_triton import _compat
 from iris_triton.interpreter.config import configuration
 from iris_triton.interpreter.entries import dialect_of
@@ -55,12 +56,12 @@ def enable() -> None:
         if problem:
             warnings.warn(f"{problem}; the CPU executor may fail or be wrong", RuntimeWarning, stacklevel=2)
         for owner, run in (
-            (_compat.JITFunction, _run_jitted),
+            (_compat.JITFunction, _run_kernel_on_cpu),
             (_compat.InterpretedFunction, _run_interpreted),
             (_compat.Autotuner, _run_tuned),
         ):
             _originals[owner] = owner.run
-            owner.run = run
+            owner.run = uncompiled(run)
 
 
 def disable() -> None:
@@ -76,7 +77,7 @@ def is_enabled() -> bool:
     return bool(_originals)
 
 
-def _run_jitted(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+def _run_kernel_on_cpu(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
     if not warmup and _belongs_here(args, kwargs):
         return launch(self, grid, args, kwargs)
     run = _originals.get(_compat.JITFunction, _compat.JITFunction.run)  # another thread may have disabled it by now
@@ -87,7 +88,7 @@ def _run_interpreted(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: A
     """Launch a function that was decorated while TRITON_INTERPRET=1 was set."""
     function = jitted(self)
     function.pre_run_hooks = self.pre_run_hooks
-    return _run_jitted(function, *args, grid=grid, warmup=warmup, **kwargs)
+    return _run_kernel_on_cpu(function, *args, grid=grid, warmup=warmup, **kwargs)
 
 
 def _run_tuned(self: Any, *args: Any, **kwargs: Any) -> Any:
