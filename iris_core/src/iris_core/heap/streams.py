@@ -29,7 +29,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 
 import torch
 from torch._compile import _disable_dynamo
-from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling
 
 from iris_core.device.targets import on_device
 from iris_core.errors import CollectiveTimeoutError, DeviceError, HeapError
@@ -42,7 +42,7 @@ _DONE: Future[Any] = Future()
 _DONE.set_result(None)
 P = ParamSpec("P")
 T = TypeVar("T")
-eagerly: Any = _disable_dynamo(lambda call, *given, **named: call(*given, **named))  # and the compiler what it calls
+eagerly: Any = _disable_dynamo(lambda call, *given, **named: call(*given, **named))  # not compiled, nor what it calls
 
 
 def uncompiled(call: Callable[P, T]) -> Callable[P, T]:
@@ -51,7 +51,7 @@ def uncompiled(call: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(call)
     def call_outside(*given: P.args, **named: P.kwargs) -> T:
-        if not is_compiling():
+        if not is_dynamo_compiling():
             return call(*given, **named)
         torch._dynamo.graph_break(msg=why)
         return eagerly(call, *given, **named)  # type: ignore[no-any-return]

@@ -30,7 +30,7 @@ class Made:
 
     _unfused: ClassVar[Any] = None  # makes what stands for the backend's kernels where ranks are on several nodes
 
-    def __init_subclass__(cls) -> None:
+    def __init_subclass__(cls) -> None:  # compiled code breaks at their methods
         for name, each in list(vars(cls).items()):
             if callable(each) and (name == "__call__" or not name.startswith("_")):
                 setattr(cls, name, uncompiled(each))

@@ -84,10 +84,10 @@ class IrisBackend(_Methods, c10d.Backend):
 
     supports_coalescing = True
 
-    def __init__(self, about: Any, options: Options | None) -> None:
+    def __init__(self, about: Any, options: Options | None, find: Callable[[], Any] | None = None) -> None:
         super().__init__(about.group_rank, about.group_size)
         name = about.group_id
-        self.operations = _operations(about, lambda: c10d._resolve_process_group(name), options)
+        self.operations = _operations(about, find or (lambda: c10d._resolve_process_group(name)), options)
         _open.add(self)
 
     def shutdown(self) -> None:
@@ -139,8 +139,7 @@ class DirectGroup(dist.ProcessGroup):
     def _backend(self, about: Any, options: Options | None) -> tuple[Any, GroupOperations]:
         if about.process_group is not None:  # which this one replaces
             self.bound_device_id = about.process_group.bound_device_id
-        backend = IrisBackend(about, options)
-        backend.operations._find = weakref.ref(self)  # type: ignore[assignment]
+        backend = IrisBackend(about, options, weakref.ref(self))
         return backend, backend.operations
 
     def getBackendName(self) -> str:

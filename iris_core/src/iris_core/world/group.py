@@ -411,7 +411,7 @@ def connect(group: dist.ProcessGroup | None, timeout_s: float) -> World:
 
 
 def process_group_of(group: Any) -> Any:
-    """Return a process group, or that of a DeviceMesh of one dimension; GroupError for what is neither."""
+    """Return a process group, or that of a mesh; GroupError for ranks, and for a mesh of several dimensions."""
     if isinstance(group, list | tuple):
         raise errors.GroupError(f"group= is {group}; pass a process group here: dist.new_group(ranks)")
     if getattr(group, "ndim", 1) != 1:
