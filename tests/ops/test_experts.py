@@ -66,7 +66,7 @@ def passes(device, group, case, turns, gone=()):
             chosen = chosen.int() if turn % 2 else chosen
             given = mine.scales.to(ctx.device) if scales else None
             time.sleep(late.choice([0, 0, 0.01]))
-            rows, counts, state = experts.dispatch(x, chosen, weights if turn % 3 else None, scales=given)
+            rows, counts, state = experts.dispatch(x, chosen, weights if (turn + me) % 3 else None, scales=given)
             time.sleep(late.choice([0, 0, 0.01]))
             y = torch.zeros(rows.shape, dtype=experts.result, device=ctx.device)
             for number in range(len(counts)):
@@ -83,7 +83,7 @@ def passes(device, group, case, turns, gone=()):
                         wrong.append((turn, name, number))
                 y[begin:end] = rows[begin:end].float() * (me * block + number + 1)
             out = experts.combine(y, state, merged=turn % 2 == 0)
-            factor = (mine.chosen + 1).float() * (mine.weights if turn % 3 else 1)  # 0 for no choice
+            factor = (mine.chosen + 1).float() * (mine.weights if (turn + me) % 3 else 1)  # 0 for no choice
             total = mine.x.float() * factor.sum(1, keepdim=True)
             if not torch.equal(out.float().cpu(), total.to(experts.result).float()):
                 wrong.append((turn, "combined", (out.float().cpu() - total).abs().max().item()))
@@ -149,7 +149,7 @@ def differentiates(device, group, case, turns):
 
 
 def keeps(device, turns=0):
-    """What is wrong with turns that are kept, and combined in another order, twice, and by halves."""
+    """What is wrong with turns that are kept, and combined in another order, twice, and by halves; and of repeats."""
     wrong, turns = [], turns or (2 if device == "cpu" else 4)
     with Iris("64MiB", device=device) as ctx:
         size, me, late = ctx.num_ranks, ctx.cur_rank, random.Random(ctx.cur_rank)
@@ -166,7 +166,7 @@ def keeps(device, turns=0):
         for turn in range(turns):
             first, want = begin(2 * turn)
             first = tokens.receive(first, keep=True)
-            sent, later = begin(2 * turn + 1, weighted=turn % 2 == 1)
+            sent, later = begin(2 * turn + 1, weighted=(turn + me) % 2 == 1)
             tokens.send_back(2 * first.rows, first.turn)  # while the second one's tokens are under way
             time.sleep(late.choice([0, 0, 0.01]))
             second = tokens.receive(sent)
@@ -175,6 +175,13 @@ def keeps(device, turns=0):
             got += [(tokens.combine(3 * first.rows, first.turn, merged=True), 3 * want)]
             time.sleep(late.choice([0, 0, 0.01]))
             wrong += [(turn, place) for place, (a, b) in enumerate(got) if not torch.equal(a.cpu(), b)]
+        few, beside = ctx.ops.experts(8, 256, 2 * size, top_k=4, dtype=torch.float32), ctx.zeros(1 << 14)
+        chosen = torch.zeros(8, 4, dtype=torch.int32, device=ctx.device)  # which 2 experts of rank 0 have no room for
+        wrong += unlike(
+            ("", lambda: few.dispatch(torch.ones(8, 256, device=ctx.device), chosen)),
+            ("DeviceError: experts: token . of rank . names an expert of rank 0 twice", ctx.barrier),
+        )
+        wrong += ["overwritten"] * bool(beside.any())
     return wrong
 
 

@@ -156,23 +156,23 @@ def _expert_cases():
     i32, i64, f32, bf16 = torch.int32, torch.int64, torch.float32, torch.bfloat16
     group = {"WORLD": 4, "SIZE": 4}
     shape = group | {"EXPERTS": 250, "LOCAL": 64}
-    late = {"EARLY": False}
+    late, few = {"EARLY": False}, {"SCALES": 0, "LOCAL": 6}
     rows = {"SCALES": 56, "LANES": 64, "BLOCK": 2048, **late}
     several = {"TOP_K": 8, "CHOICES": 8, "MOST": 8}
     flags = (i64, i32, i64, i32)  # of senders, and programs that are done, the turn, the members
     arguments = {
         "count": (
-            (i64, i32, 1024, i32, i64, i32, i32, i32, i64, i32, 1, i64),
+            (i64, i32, 1024, i32, i64, i32, i32, i32, 9216, i64, i32, 1, i64),
             shape | {"LANES": 4, "WIDTH": 64, "BLOCK": 4096} | late, (_STORE, RELEASE, ACQUIRE),
         ),
         "send": (
-            (i32, f32, i64, f32, i32, i32, i32, f32, i32, i32, f32, *flags, 1, 1024, 1024, 1792, i64),
+            (i32, f32, i64, f32, i32, i32, 9216, i32, f32, i32, i32, f32, *flags, 1, 1024, 1024, 1792, i64),
             shape | rows | several | {"WEIGHTED": False, "SHARED": True, "ONCE": True, "WAITS": True},
             (RELEASE, WIDE_STORE, ACQUIRE),
         ),
         "send weighted": (
-            (bf16, f32, i64, f32, i32, i32, bf16, f32, i32, i32, f32, *flags, 1, 1024, 1024, 7168, i64),
-            shape | rows | several | {"WEIGHTED": True, "SHARED": False, "ONCE": False, "WAITS": False, "SCALES": 0},
+            (bf16, f32, i64, f32, i32, i32, 9216, bf16, f32, i32, i32, f32, *flags, 1, 1024, 1024, 7168, i64),
+            shape | rows | several | {"WEIGHTED": True, "SHARED": False, "ONCE": False, "WAITS": False} | few,
             (RELEASE, _STORE),
         ),
         "spread": ((i32, f32, i32, i32, 58, 1792), rows | {"MOST": 8}, (WIDE_STORE,)),
@@ -184,7 +184,7 @@ def _expert_cases():
         ),
         "merge_back": (
             (bf16, i32, i32, f32, i32, 58, bf16, *flags, 1, 1024, 7168, i64),
-            group | {"MOST": 8, "SHARED": True, "WAITS": True, "BLOCK": 1024} | late, (RELEASE, _STORE, ACQUIRE),
+            group | {"MOST": 8, "WAITS": True, "BLOCK": 1024} | late, (RELEASE, _STORE, ACQUIRE),
         ),
         **{f"gather {merged}": (
             (bf16, bf16, i64, f32, i32, 128, 7168), {

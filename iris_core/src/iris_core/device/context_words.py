@@ -83,7 +83,8 @@ class MismatchCode(enum.IntEnum):
     SPLITS = 2  # the elements that go from one member to another
     MESSAGE = 3  # what is sent, and what is received
     OVERLAP = 4  # nothing: two launches of this rank run at the same time
-    LENGTH = 5  # nothing: PEER is a sequence of flash_decode, with THEIRS keys where OURS have room; no address
+    # nothing: PEER is a sequence of flash_decode with THEIRS keys and room for OURS; with OUR_KIND, a token of experts
+    LENGTH = 5
     FAR = 6  # nothing: PEER is on another node; the words from OURS on hold the kernel's name, 32 bytes; no address
 
 

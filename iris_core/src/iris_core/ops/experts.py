@@ -27,7 +27,7 @@ class Workspace(SimpleNamespace):
     Attributes:
         world, size, me: ranks of the context, members of the group, and this rank's number among them.
         experts, local, held: of all members, of each one up to the last ones, and of this one.
-        top_k, scales: choices of each token, and float32 scales of each row.
+        top_k, scales, capacity: choices of each token, float32 scales of each row, and rows that a member may get.
         most_slots: choices that a member brings to a turn, at most.
         units: multiprocessors of the device.
         members, context: int32[size], their ranks, -1 of those that are gone; the context tensor.
@@ -50,7 +50,7 @@ class Turn:
     counts: torch.Tensor  #: int32 (experts of this rank,), on the device: tokens of each
     #: int32 (experts of this rank + 1,): the row of each one's first token, and the end; as grouped products take them
     offsets: torch.Tensor
-    once: bool = field(repr=False)  #: whether a token came once for all its experts of this rank
+    once: bool = field(repr=False)  #: whether a token of this rank was sent once for all its experts of another one
     scales_of_rows: torch.Tensor | None = None  #: float32 (rows, scales), where the group has scales
     #: where rows came from, and which are of one token, with their weights, if it was kept
     places: tuple[torch.Tensor, ...] | None = field(default=None, repr=False)
@@ -146,7 +146,8 @@ class ExpertGroup(Made):
         own = {"first": (size * local, int32), "done": (1, int32), "state": (3, int64)}
         zeros: dict[str, Any] = {name: torch.zeros(n, dtype=of, device=device) for name, (n, of) in own.items()}
         zeros |= {"experts": experts, "local": local, "held": self.local}
-        self._space = Workspace(top_k=top_k, scales=scales, most_slots=slots, **zeros)
+        self._lists = min(top_k, local) > 1  # a token may have several experts of a member
+        self._space = Workspace(top_k=top_k, scales=scales, most_slots=slots, capacity=capacity, **zeros)
         self._kernels = self._kernels_for(self._space, {
             "inbox": ((capacity, hidden), dtype), "inbox_scales": ((capacity, scales), torch.float32),
             "origin": ((capacity,), int32), "listed": ((capacity, min(top_k, local)), int32),
@@ -189,7 +190,8 @@ class ExpertGroup(Made):
         Args:
             x: (n, hidden), n up to `max_tokens`, also 0, and another one on each member.
             chosen: int32 or int64 (n, top_k), different experts for each token; a number that is no expert's, such as
-                -1, is no choice.
+                -1, is no choice.  A token with more choices of a member than that has experts is reported, a
+                DeviceError of later calls.
             weights: float32 (n, top_k), for `combine`; None for 1.
             scales: float32 (n, scales of the group).
             weighted: multiply by the weights what goes to the experts, instead of what comes back.
@@ -238,7 +240,7 @@ class ExpertGroup(Made):
         counts, offsets = (torch.empty(self.local + k, dtype=torch.int32, device=device) for k in (0, 1))
         numbers = torch.empty(slots, dtype=torch.int32, device=device)
         rows_scales = space.inbox_scales if space.scales else None
-        once = not weighted and min(self.top_k, space.local) > 1
+        once = not weighted and self._lists
         turn = Turn(self, chosen, None if weighted else weights, numbers, counts, offsets, once, rows_scales)
         with on_device(self._binder.target):
             self._kernels.dispatch(turn, x, scales, weights, weighted, waits)
@@ -254,7 +256,7 @@ class ExpertGroup(Made):
 
     def _received(self, turn: Turn, keep: bool) -> Dispatched:
         space = self._space
-        if turn.once:
+        if self._lists:
             with on_device(self._binder.target):
                 self._kernels.spread(turn)
         if not keep:
@@ -278,8 +280,9 @@ class ExpertGroup(Made):
             y: (capacity, hidden) of dtype `result`, contiguous: the results of `rows`, each in its token's row.
             turn: the latest one, or one that was kept.
             out: where to; new by default.
-            merged: let each rank add up the results that it has of a token, and send their sum, rounded to `result`:
-                fewer bytes.  There is no `results_of` it.  Not of tokens that were `weighted`, which come one by one.
+            merged: on all members alike: let each rank add up the results that it has of a token, and send their sum,
+                rounded to `result`: fewer bytes.  There is no `results_of` it.  Not of tokens that were `weighted`,
+                which come one by one.
 
         Raises:
             ArgumentError: shapes or dtypes do not fit, or another dispatch came after this turn's, which was not kept.
@@ -297,7 +300,7 @@ class ExpertGroup(Made):
         if self._returning is not None:
             raise ArgumentError("send_back: the results that were sent before are not received yet")
         self._check_each("combine", {"y": (y, tuple(self._space.inbox.shape), (self.result,))})
-        turn.merged = merged and turn.once
+        turn.merged = merged and self._lists
         with on_device(self._binder.target):
             if self._has_returned:
                 self._kernels.meet()

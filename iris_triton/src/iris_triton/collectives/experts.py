@@ -25,11 +25,12 @@ import torch
 import triton
 import triton.language as tl
 
+from iris_core.device.context_words import MismatchCode
 from iris_core.ops.experts import RETURNED, SENT, Turn, Workspace
 from iris_triton.context import DeviceContext
 from iris_triton.language.address import translate
 from iris_triton.language.asm import follow, let_next_start
-from iris_triton.language.flags import await_flags, lanes_for, set_flags
+from iris_triton.language.flags import await_flags, lanes_for, report_difference, set_flags
 from iris_triton.language.sync import gather_stores
 from iris_triton.launcher import BoundKernels, early_launch
 from iris_triton.tiles.protocol import wait_bound
@@ -37,7 +38,7 @@ from iris_triton.tiles.protocol import wait_bound
 _ENTRIES = 4096  # of the list of choices, at a time
 _PROGRAMS_PER_UNIT = 8
 _WORDS, _ELEMENTS = 2048, 1024  # of a row, at a time: 32-bit words that are copied, elements that are added up
-_SENT, _RETURNED = tl.constexpr(SENT), tl.constexpr(RETURNED)
+_SENT, _RETURNED, _LENGTH = tl.constexpr(SENT), tl.constexpr(RETURNED), tl.constexpr(int(MismatchCode.LENGTH))
 
 
 @triton.jit
@@ -79,7 +80,7 @@ def await_members(ctx, flags, value, members, me, SIZE: tl.constexpr, step=1):
 
 @triton.jit
 def count(
-    chosen, numbers, slots, table, published, first, counts, offsets, state, members, me, context,
+    chosen, numbers, slots, table, published, first, counts, offsets, capacity, state, members, me, context,
     WORLD: tl.constexpr, SIZE: tl.constexpr, EXPERTS: tl.constexpr, LOCAL: tl.constexpr, LANES: tl.constexpr,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
 ):  # fmt: skip
@@ -101,7 +102,7 @@ def count(
             own += tl.histogram(place, LANES * WIDTH, mask=member >= 0)
         ctx = DeviceContext.from_tensor(context, WORLD)
         own = tl.reshape(own, (LANES, WIDTH))
-        exchange(ctx, own, table, published, first, counts, offsets, state, members, me, SIZE, EXPERTS, LOCAL)
+        exchange(ctx, own, table, published, first, counts, offsets, capacity, state, members, me, SIZE, EXPERTS, LOCAL)
         tl.debug_barrier()
         let_next_start(EARLY)
     else:
@@ -115,7 +116,7 @@ def count(
 
 @triton.jit
 def exchange(
-    ctx, own, table, published, first, counts, offsets, state, members, me,
+    ctx, own, table, published, first, counts, offsets, capacity, state, members, me,
     SIZE: tl.constexpr, EXPERTS: tl.constexpr, LOCAL: tl.constexpr
 ):  # fmt: skip
     """Tell all members this one's numbers, and compute from theirs where this one's tokens go; one program.
@@ -125,7 +126,8 @@ def exchange(
         table: int32[2, SIZE, SIZE * LOCAL] on the heap, one half for each turn; 0 for what is no expert.
         published: int64[SIZE] on the heap: the last turn of which each member has published its numbers.
         first: int32[SIZE * LOCAL], out: the row of this member's first token for each expert, in its member's inbox.
-        counts, offsets: int32[held] and [held + 1], out: tokens of this member's experts, and where they begin.
+        counts, offsets: int32[held] and [held + 1], out: tokens of this member's experts, and where they begin, up to
+            `capacity`: there are no more, but where a token names an expert twice, which `send` reports.
         state: int64[3]: the turn, and those of the last `send` and the last `give_back`.
     """
     turn = tl.load(state) + 1
@@ -149,9 +151,10 @@ def exchange(
     starts = tl.cumsum(totals, 1) - totals
     tl.store(first + expert, starts + before, mask=valid)
     mine = valid & (owner == me) & (expert < EXPERTS)
-    tl.store(counts + local + owner * 0, totals, mask=mine)
+    ends = tl.minimum(starts + totals, capacity)
+    tl.store(counts + local + owner * 0, ends - tl.minimum(starts, capacity), mask=mine)
     tl.store(offsets, 0)
-    tl.store(offsets + local + 1 + owner * 0, starts + totals, mask=mine)
+    tl.store(offsets + local + 1 + owner * 0, ends, mask=mine)
     tl.store(state, turn)
 
 
@@ -202,8 +205,8 @@ def like(
 
 @triton.jit
 def send(
-    x, scales, chosen, weights, numbers, first, inbox, inbox_scales, origin, listed, shares, arrived, done, state,
-    members, me, slots, most_slots, words, context, WORLD: tl.constexpr, SIZE: tl.constexpr,
+    x, scales, chosen, weights, numbers, first, capacity, inbox, inbox_scales, origin, listed, shares, arrived, done,
+    state, members, me, slots, most_slots, words, context, WORLD: tl.constexpr, SIZE: tl.constexpr,
     EXPERTS: tl.constexpr, LOCAL: tl.constexpr, TOP_K: tl.constexpr, CHOICES: tl.constexpr, MOST: tl.constexpr,
     SCALES: tl.constexpr, LANES: tl.constexpr, WEIGHTED: tl.constexpr, SHARED: tl.constexpr, ONCE: tl.constexpr,
     WAITS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
@@ -215,8 +218,8 @@ def send(
         weights: float32, one for each slot; with WEIGHTED, what is stored is multiplied by it.
         scales, inbox_scales: float32, SCALES for each row; LANES is a power of two, at least that.
         origin: int32 on the heap: for each row of the inbox, its member times `most_slots` plus its slot there.
-        listed, shares: int32 and float32 on the heap, with ONCE: MOST for each row, how many rows its token has and the
-            others of them, or, if it was not stored, -1 minus the row to `spread` to it; with SHARED, its weight.
+        listed, shares: int32 and float32 on the heap, if MOST > 1: MOST for each row, how many rows its token has and
+            the others of them, or, if it was not stored, -1 minus the row to `spread` to it; its weight, or 1.
         arrived: int64[SIZE] on the heap: the last turn of each sender whose tokens are all there.
         done: see `is_last`.
         ONCE: store a token once for all its experts of a member.
@@ -228,17 +231,20 @@ def send(
     DTYPE: tl.constexpr = inbox.dtype.element_ty
     for s in range(tl.program_id(0), slots, tl.num_programs(0)):
         expert = tl.load(chosen + s)
-        stored, before, alike = s, 0, 1
-        if ONCE:
-            stored, before, alike = like(chosen, s, expert, EXPERTS, LOCAL, TOP_K, CHOICES)
+        stored, before, alike = like(chosen, s, expert, EXPERTS, LOCAL, TOP_K, CHOICES)
+        if not ONCE:
+            stored, alike = s, 1
         is_stored = stored == s
         at, token = tl.arange(0, BLOCK), tl.cast(s // TOP_K, tl.int64)
         weight = tl.load(weights + s) if WEIGHTED else 1.0
         value = words_of(x, token * words, at, (at < words) & is_stored, weight, DTYPE, WEIGHTED)
         number = tl.load(numbers + s)  # both before what waits for other loads
         peer = owner_of(expert, members, EXPERTS, LOCAL)
-        if peer >= 0:
-            row = (tl.load(first + expert) + number).to(tl.int64)
+        if (LOCAL < TOP_K) & (before == LOCAL) & (peer >= 0):
+            _, status = wait_bound(ctx.heap_bases, ctx.world_size)
+            report_difference(status.to(tl.int64), ctx.rank, 0, token.to(tl.int32), LOCAL, peer, 1, 0, _LENGTH)
+        row = (tl.load(first + expert, mask=peer >= 0, other=0) + number).to(tl.int64)
+        if (peer >= 0) & (before < LOCAL) & (row < capacity):
             there = inbox + row * words
             if is_stored:
                 ctx.store(there + at, value, peer, mask=at < words)
@@ -251,13 +257,12 @@ def send(
                     theirs = inbox_scales + row * SCALES + lane
                     ctx.put(scales + token * SCALES + lane, theirs, peer, mask=lane < SCALES)
             ctx.store(origin + row, me * most_slots + s, peer)
-            if ONCE:
-                begin = tl.load(first + tl.load(chosen + stored)) + tl.load(numbers + stored)
+            if MOST > 1:
+                begin = tl.minimum(tl.load(first + tl.load(chosen + stored)) + tl.load(numbers + stored), capacity - 1)
                 ctx.store(listed + row * MOST, tl.where(is_stored, alike, -1 - begin), peer)
                 if not is_stored:
                     ctx.store(listed + begin.to(tl.int64) * MOST + before, row.to(tl.int32), peer)
-                if SHARED:
-                    ctx.store(shares + row, tl.load(weights + s), peer)
+                ctx.store(shares + row, tl.load(weights + s) if SHARED else 1.0, peer)
     tell_all(ctx, arrived, done, state, members, me, SIZE, _SENT, WAITS, EARLY)
 
 
@@ -328,10 +333,10 @@ def give_back(
 @triton.jit
 def merge_back(
     y, origin, listed, shares, offsets, held, back, returned, done, state, members, me, most_slots, hidden,
-    context, WORLD: tl.constexpr, SIZE: tl.constexpr, MOST: tl.constexpr, SHARED: tl.constexpr, WAITS: tl.constexpr,
-    BLOCK: tl.constexpr, EARLY: tl.constexpr
+    context, WORLD: tl.constexpr, SIZE: tl.constexpr, MOST: tl.constexpr, WAITS: tl.constexpr, BLOCK: tl.constexpr,
+    EARLY: tl.constexpr
 ):  # fmt: skip
-    """Add up a token's results, times their weights with SHARED, and store the sum as `give_back` the first of them."""
+    """Add up a token's results, times their weights, and store the sum as `give_back` the first of them."""
     ctx = DeviceContext.from_tensor(context, WORLD)
     for row in range(tl.program_id(0), tl.load(offsets + held), tl.num_programs(0)):
         rows = tl.load(listed + tl.cast(row, tl.int64) * MOST)
@@ -346,7 +351,7 @@ def merge_back(
                         if i > 0:
                             place = tl.load(listed + place * MOST + i, mask=is_one, other=0).to(tl.int64)
                         result = tl.load(y + place * hidden + at, mask=(at < hidden) & is_one, other=0.0).to(tl.float32)
-                        total += result * tl.load(shares + place, mask=is_one, other=0.0) if SHARED else result
+                        total += result * tl.load(shares + place, mask=is_one, other=0.0)
                     there = back + slot * hidden + at
                     ctx.store(there, total.to(back.dtype.element_ty), peer, mask=at < hidden)
     tell_all(ctx, returned, done, state, members, me, SIZE, _RETURNED, WAITS, EARLY)
@@ -462,9 +467,8 @@ class ExpertKernels:
         places = turn.places or (s.origin, s.listed, s.shares)
         if turn.merged:
             self._merge_back(
-                self._programs(y.shape[0]), y, *places, turn.offsets, s.back, hidden=y.shape[1],
-                SHARED=turn.weights is not None, WAITS=waits,
-            )  # fmt: skip
+                self._programs(y.shape[0]), y, *places, turn.offsets, s.back, hidden=y.shape[1], WAITS=waits
+            )
         else:
             self._give_back(
                 self._programs(y.shape[0]), rows, places[0], turn.offsets, s.back.view(torch.int32),
@@ -473,11 +477,12 @@ class ExpertKernels:
 
     def gather(self, turn: Turn, out: Any) -> None:
         """Add up what has come back."""
-        (tokens, hidden), weights = out.shape, None if turn.merged else turn.weights
+        (tokens, hidden), is_merged = out.shape, turn.merged and turn.once
+        weights = None if is_merged else turn.weights
         self._gather(
             self._programs(tokens * triton.cdiv(hidden, _ELEMENTS)), out, self._space.back, turn.chosen,
             self._space.state if weights is None else weights, tokens=tokens, hidden=hidden,
-            WEIGHTED=weights is not None, MERGED=turn.merged,
+            WEIGHTED=weights is not None, MERGED=is_merged,
         )  # fmt: skip
 
     def weigh(self, turn: Turn, grad: Any, results: Any, out: Any) -> None:
