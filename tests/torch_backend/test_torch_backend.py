@@ -31,12 +31,14 @@ PAGE = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "pytorch.md").read_te
 apart = functools.partial(pytest.mark.multigpu, shared=False)  # NCCL inside wants a GPU for each rank
 ON_HEAP = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all"}
 RUN = """
-import iris_core, iris_core.torch_backend, torch, torch.distributed as dist
+import iris_core, iris_core.torch_backend, os, time, torch, torch.distributed as dist
 def sizes():
     before = iris_core.Iris("1MiB", device="cpu").num_ranks
-    dist.init_process_group("iris")
-    total = torch.ops.iris.all_reduce(torch.ones(1), "sum", dist.group.WORLD.group_name)
-    dist.destroy_process_group()
+    for _ in range(2):
+        dist.init_process_group("iris")
+        total = torch.ops.iris.all_reduce(torch.ones(1), "sum", dist.group.WORLD.group_name)
+        dist.destroy_process_group()
+        time.sleep(int(os.environ["RANK"]))  # the other one is first
     return before, total.item()
 print(iris_core.run(sizes, 2))
 """
@@ -72,7 +74,7 @@ def test_every_collective_is_as_the_peers(on_ranks, request, device, num_ranks, 
 
 
 @pytest.mark.parametrize(("job", "num_ranks", "args", "answer"), [
-    (jobs.lying_differently, 3, (), ON_HEAP),
+    (jobs.lying_differently, 3, (), ON_HEAP), (jobs.beside_a_compiler, 2, (), [[2.0] * 4] * 2),
     (jobs.operators_lying_differently, 3, (), {"all_reduce", "all_reduce_rms_norm", *GATHERING}),
     (jobs.gradients, 2, (), None), (jobs.promising_bits, 3, (), None), (jobs.fsdp_on_the_heap, 3, (), None),
     (jobs.calls, 3, (), None), (groups.objects, 3, (), None), (groups.memory_of_the_group, 4, (), None),

@@ -17,7 +17,7 @@ from iris_core.dispatch.calls import Calls, current_device
 from iris_core.dispatch.config import Config
 from iris_core.dispatch.requests import ALIGNMENT_NBYTES, OPS, TORCH, CollectiveCall, facts_of_splits, reach
 from iris_core.dispatch.team import Team
-from iris_core.dispatch.traced import trace
+from iris_core.dispatch.traced import is_traced, trace
 from iris_core.heap.streams import uncompiled
 from iris_core.protocols import Work
 from iris_core.types import Group, ReduceOp
@@ -265,7 +265,7 @@ class Collectives(Calls):
     ) -> Work | None:  # fmt: skip
         tensors = (out, inp, *splits) if splits else (out, inp)
         how = op, group, config, first, second
-        if is_compiling():
+        if is_compiling() and is_traced(tensors):
             return trace(self, op, tensors, how[1:], bool(async_op))  # type: ignore[no-any-return]
         gpu = self._binder.gpu
         if gpu is not None and current_device() != gpu:  # a thread of its own begins on device 0

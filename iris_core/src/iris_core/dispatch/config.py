@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import astuple, dataclass, fields
 from typing import Any, ClassVar
 
-from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling
 
 from iris_core.errors import ArgumentError
 
@@ -65,7 +65,7 @@ class LaunchConfig:
                 raise self._wrong(f"{name} must be {text}, not {value!r}")
         if self.algorithm is not None and (not isinstance(self.algorithm, str) or not self.algorithm):
             raise self._wrong(f"algorithm must be a name or None, not {self.algorithm!r}")
-        if is_compiling():  # calls in compiled code refuse what was made there
+        if is_dynamo_compiling():  # calls in compiled code refuse what was made there
             return
         # a repeated call looks its config up: once is enough
         number = hash(tuple(getattr(self, field.name) for field in every))

@@ -13,6 +13,8 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch._subclasses import FakeTensor
+from torch.compiler import is_dynamo_compiling
 
 from iris_core.dispatch.config import CONFIGS
 from iris_core.dispatch.products import NORM
@@ -138,6 +140,11 @@ def trace(face: Any, op: str, tensors: Any, how: Any, async_op: bool | None, wor
     name = _name(face._binder.name, face._is_anywhere, op, in_place, number, group, *more)
     torch.ops.iris.call(out, residual, scales, read, name)
     return workspace  # that of the caller; the call's own is not known while it is traced
+
+
+def is_traced(tensors: tuple[Any, ...]) -> bool:
+    """Return whether a call is traced while something is compiled: other threads and operators may call meanwhile."""
+    return is_dynamo_compiling() or any(isinstance(each, FakeTensor) for each in tensors)
 
 
 def _name(binder: str, anywhere: bool, op: str, in_place: bool, number: int | None, group: Any, *how: Any) -> str:

@@ -18,7 +18,7 @@ from iris_core.dispatch.calls import Calls, current_device
 from iris_core.dispatch.config import Config, FusedConfig
 from iris_core.dispatch.products import NORM, ROW_NBYTES, FusedCall, NormCall, call_of
 from iris_core.dispatch.requests import TORCH, check_strided, reach
-from iris_core.dispatch.traced import trace
+from iris_core.dispatch.traced import is_traced, trace
 from iris_core.errors import ArgumentError
 from iris_core.ops.attention import FlashDecode, RingAttention
 from iris_core.ops.experts import ExpertGroup
@@ -423,7 +423,7 @@ class Operations(Calls):
         workspace: FusedWorkspace | None = None,
     ) -> FusedWorkspace | Work:  # fmt: skip
         binder = self._binder
-        if is_compiling():
+        if is_compiling() and is_traced(tensors):
             return trace(self, op, tensors, how, async_op, workspace)  # type: ignore[no-any-return]
         gpu = binder.gpu
         if gpu is not None and current_device() != gpu:  # a thread of its own begins on device 0

@@ -71,10 +71,11 @@ class GroupOperations:
         self._deterministic = load_settings(deterministic=self._options.deterministic).deterministic
         self._devices = self._options.devices or ("cuda" if torch.cuda.is_available() else "cpu",)
         self._contexts: dict[str, Iris] = {}
-        # gloo connects all members at once, and only two of them may come to the first message
-        inner = dist.ProcessGroupGloo(c10d.PrefixStore("iris gloo", store), rank, size, timeout)
-        turn, place = divmod(store.add("iris connected", 1) - 1, size)
-        if place == size - 1:
+        # gloo connects all members at once, and only two of them may come to the first message; torch names the groups
+        # of a program that begins anew as before, whose addresses lead nowhere
+        turn = (store.add("iris begun", 1) - 1) // size
+        inner = dist.ProcessGroupGloo(c10d.PrefixStore(f"iris gloo {turn}", store), rank, size, timeout)
+        if store.add(f"iris connected {turn}", 1) == size:
             store.set(f"iris all connected {turn}", "")
         store.wait([f"iris all connected {turn}"], timeout)  # one that ends now makes gloo's others fail to connect
         self._inner: dict[str, Any] = {"cpu": inner}
