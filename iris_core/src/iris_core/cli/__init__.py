@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from iris_core.errors import BenchmarkError, IrisError
+from iris_core.errors import ArgumentError, BenchmarkError, IrisError, PluginError, SettingsError
 from iris_core.logs import logger
 from iris_core.types import VERSION
 
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line, by default with the arguments of the process.
 
     Returns:
-        The exit status: 0 if all is well, 1 if something is broken or failed, 2 for wrong usage.
+        The exit status: 0 if all is well, 1 if something is broken or failed, 2 if the command cannot begin so, here.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     first = next((argument for argument in arguments if not argument.startswith("-")), "")
@@ -78,14 +78,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         logger.debug("", exc_info=True)
         name = str(error.name).partition(".")[0]
         print(f"iris: {name} is not installed for {sys.executable}: pip install {name}", file=sys.stderr)
-        return 1
+        return 2
     except BrokenPipeError:  # `iris plugins | head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except (IrisError, OSError) as error:  # whose text names the file
         logger.debug("", exc_info=True)
         print(f"iris: {error}", file=sys.stderr)
-        return 2 if isinstance(error, BenchmarkError) else 1  # which says that something became slower
+        return 2 if isinstance(error, ArgumentError | BenchmarkError | PluginError | SettingsError) else 1
     except SystemExit as stop:  # argparse's
         return int(stop.code or 0)
     except KeyboardInterrupt:

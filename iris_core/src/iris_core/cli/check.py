@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     if args.all_orders and "races" not in checks:
         raise SettingsError("--all-orders walks the orders of atomics and waits; it needs races for all other accesses")
     if not os.path.isfile(args.script):
-        raise FileNotFoundError(f"there is no program {args.script}")
+        raise ArgumentError(f"there is no program {args.script}")
     if args.timeline and (args.seeds or args.all_orders):
         raise SettingsError("--timeline shows one run: give it with --replay SEED, not with --seeds or --all-orders")
     if args.timeline:

@@ -170,10 +170,9 @@ class CollectiveCall(AnyCall):
             return
         is_part = op in ("all_gather", "reduce_scatter", "gather", "scatter")
         if not request.options["in_place"] or op == "all_to_all" or not (is_part or out.stride() == inp.stride()):
-            raise ArgumentError(
-                f"{op}: input and output overlap; "
-                + ("it does not work in place" if op == "all_to_all" else "in place they must be the same elements")
-            )
+            how = "the part must be this rank's, both contiguous" if is_part else "they must be the same elements"
+            how = "it does not work in place" if op == "all_to_all" else f"in place {how}"
+            raise ArgumentError(f"{op}: input and output overlap; {how}")
 
 
 def is_empty(request: Request) -> bool:
