@@ -97,7 +97,7 @@ WARM = (
     *(f"iris_triton.collectives.{name}" for name in _ALGORITHMS),
 )  # fmt: skip
 """What rank processes import at start."""
-_OF_TORCH = ("torch._inductor.compile_fx", "torch.distributed.checkpoint")
+OF_TORCH = ("torch._inductor.compile_fx", "torch.distributed.checkpoint")
 """What many of them import later: two seconds, once for all that are forked."""
 
 
@@ -106,7 +106,7 @@ def server():
     """The server that forks all rank processes has imported what they need, whichever test comes first."""
     context = multiprocessing.get_context("forkserver")
     if not glob.glob("/dev/nvidia[0-9]*") and not glob.glob("/dev/kfd"):  # there, ranks are not forked
-        context.set_forkserver_preload([*WARM, *_OF_TORCH, "pytest", "frozen"])  # pytest for tests/support/forked.py
+        context.set_forkserver_preload([*WARM, *OF_TORCH, "pytest", "frozen"])  # pytest for tests/support/forked.py
         with pytest.MonkeyPatch.context() as patch:  # Python 3.11 gives the server no sys.path
             patch.setenv("PYTHONPATH", str(ROOT / "tests" / "support"), prepend=os.pathsep)
             forkserver._forkserver.ensure_running()  # in a process of forked.run, that has the server of its parent

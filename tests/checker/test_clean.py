@@ -166,8 +166,8 @@ def test_tokens_of_experts(pool, tmp_path, num_ranks):
     case, scaled = (2, 2, 16, 4, "float32", 0), (2, 2, 16, 4, "float8_e4m3fn", 3)
     for job in (("passes", "cpu", None, scaled, 2), ("differentiates", "cpu", None, case, 2), ("keeps", "cpu", 2)):
         assert run(pool, tmp_path / "found", num_ranks, "test_experts", *job) == [[]] * num_ranks
-    unread, unsent = ("_back by", "in gather by"), ("in send by", "is not ordered before")
-    for job, wanted in ((("unmet",), [unread]), (("unawaited", case), [unread, unsent])):
+    unread, unsent = ("in give_back by", "in gather by"), ("in send by", "is not ordered before")
+    for job, wanted in ((("unmet",), [("in merge_back by", unread[1])]), (("unawaited", case), [unread, unsent])):
         found = tmp_path / job[0]
         pool.run(jobs_corpus.checked, num_ranks, str(found), "test_experts", *job)
         assert all(any(one in text and other in text for text in texts(found)) for one, other in wanted), texts(found)

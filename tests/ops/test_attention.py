@@ -158,7 +158,7 @@ def too_long(device):
             mine = [3] * 2 if ctx.cur_rank else (length, counted)
             given = [torch.tensor([each], dtype=torch.int32, device=ctx.device) for each in mine]
             outs = [torch.zeros_like(q) for _ in given]
-            said = rf"DeviceError: .*sequence 0 has {length} keys on rank 0, with room for 5"
+            said = rf"DeviceError: .*sequence 0 has {length} keys on rank 0, where there is room for 5"
             wrong += unlike(("", partial(decode, q, *kv, given[0], outs[0])), (said, ctx.barrier))
             decode(q, *kv, given[1], outs[1])
             wrong += [] if torch.equal(*outs) else [(length, outs)]

@@ -213,15 +213,15 @@ class KernelReports:
         if meaning is not None:
             return meaning if self._rank in meaning.members else None
         if report.part == Mismatch.CODE:
-            code, rank, number, _, room, seen, kind = report.words[Mismatch.CODE : Mismatch.OUR_KIND + 1]
-            if code_of(code) == MismatchCode.FAR:
-                return self._far(rank, report) if rank == self._rank else None
-            op, what = "flash_decode", f"sequence {number} has {seen} keys on rank {rank}, with room for {room}"
+            code, rank, nth, _, room, seen, kind = report.words[Mismatch.CODE : Mismatch.OUR_KIND + 1]
+            if code_of(code) != MismatchCode.LENGTH:  # or it is of a group in which this rank is not
+                return self._far(rank, report) if code_of(code) == MismatchCode.FAR and rank == self._rank else None
+            op = "experts" if kind else "flash_decode"
+            what = f"sequence {nth} has {seen} keys on rank {rank}, where there is room for {room}"
             if kind:
-                op, what = "experts", f"token {number} of rank {rank} names an expert of rank {seen} twice"
-            is_length = code_of(code) == MismatchCode.LENGTH  # else it is of a group in which this rank is not
-            what += ". No member's result is valid."
-            return Meaning((self._rank,), op=op, text=f"{op}: {what}") if is_length else None
+                what = f"token {nth} of rank {rank} names an expert of rank {seen} twice"
+            text = f"{op}: {what}. It was computed with what there is room for; no member's result is valid."
+            return Meaning((self._rank,), op=op, text=text)
         others = report.rank != self._rank and self._heap.is_of_group(report.offset_bytes)
         return None if others else Meaning((self._rank,), text=self._place(report.offset_bytes))
 

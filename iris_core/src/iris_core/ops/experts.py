@@ -141,16 +141,16 @@ class ExpertGroup(Made):
         self._latest: Turn | None = None  # the last dispatch
         self._returning: Turn | None = None  # what is given back, but not received
         self._has_returned = False  # whether results were given back since all members were done with those before
-        capacity, int32, int64 = size * max_tokens * min(top_k, local), torch.int32, torch.int64
-        device = self._binder.target.torch_device
+        most, int32, int64 = min(top_k, local), torch.int32, torch.int64
+        capacity, device = size * max_tokens * most, self._binder.target.torch_device
         own = {"first": (size * local, int32), "done": (1, int32), "state": (3, int64)}
         zeros: dict[str, Any] = {name: torch.zeros(n, dtype=of, device=device) for name, (n, of) in own.items()}
         zeros |= {"experts": experts, "local": local, "held": self.local}
-        self._lists = min(top_k, local) > 1  # a token may have several experts of a member
+        self._lists = most > 1  # a token may have several experts of a member
         self._space = Workspace(top_k=top_k, scales=scales, most_slots=slots, capacity=capacity, **zeros)
         self._kernels = self._kernels_for(self._space, {
             "inbox": ((capacity, hidden), dtype), "inbox_scales": ((capacity, scales), torch.float32),
-            "origin": ((capacity,), int32), "listed": ((capacity, min(top_k, local)), int32),
+            "origin": ((capacity,), int32), "listed": ((capacity, most), int32),
             "shares": ((capacity,), torch.float32),
             "back": ((slots, hidden), result), "table": ((2, size, size * local), int32),
             "published": ((size,), int64), "arrived": ((size,), int64), "returned": ((size,), int64),
