@@ -192,7 +192,8 @@ def expected(case, parts, rank, before):
     true = sum(p.double() for p in parts)
     if case.op in ADDING:
         return (sum(parts) if not src.is_floating_point else None), true
-    wide = [p.to(src).float() if src.is_floating_point and src.itemsize < 4 else p.to(src) for p in parts]
+    sums = torch.float32 if src.is_floating_point and src.itemsize < 4 else max(src, dst, key=lambda t: t.itemsize)
+    wide = [p.to(src).to(sums) for p in parts]
     numbers = tile_numbers(shape)
     if case.op == "ring":  # tile t begins at rank t % world
         total = torch.empty_like(wide[0])

@@ -152,6 +152,7 @@ MIXED = [
     Case("atomic", "bfloat16", dst_dtype="float32"),
     Case("spinlock", "float16", dst_dtype="float32"),
     Case("ring", "float32", in_place=True),
+    *(Case(op, "int8", dst_dtype="int32") for op in ("two_shot", "ring")),
 ]
 """Tensors of different types."""
 

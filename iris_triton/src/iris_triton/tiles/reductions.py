@@ -8,15 +8,15 @@ What the algorithms have in common, and why nothing that a rank still reads is o
   result on that rank's stream has run before.
 - A result is stored when all parts of the tile have been read, so that `src_view` and `dst_view` may be the same.
 
-Sums go in rank order (in a ring: in the order of the ring), in float32 for floats of 16 and 8 bits, and are rounded
-once.
+Sums go in rank order (in a ring: in the order of the ring), in the wider type of the two views, at least float32 for
+floats, and are rounded once.
 """
 
 import triton
 import triton.language as tl
 
 from iris_triton._compat import aggregate
-from iris_triton.collectives.parts.elements import as_words, widened
+from iris_triton.collectives.parts.elements import as_words, wide_type, widened
 from iris_triton.language.address import translate
 from iris_triton.language.atomics import atomic_add, atomic_xchg
 from iris_triton.language.flags import await_flag, is_counter
@@ -57,18 +57,27 @@ class AllReduceConfig:
         self.locks_ptr = locks_ptr if isinstance(locks_ptr, tl.tensor) else tl.constexpr(locks_ptr)
 
 
+@triton.constexpr_function
+def _sums(part, result):
+    """Return the type of sums: that of the wider one, if it holds parts; of floats with less than 32 bits float32."""
+    part, result = wide_type(part), wide_type(result)
+    widths = [each.primitive_bitwidth + each.is_floating() for each in (part, result)]
+    return result if widths[0] < widths[1] and (result.is_floating() or not part.is_floating()) else part
+
+
 @triton.jit
-def _sum(tile, src_view, ctx):
+def _sum(tile, src_view, dst_view, ctx):
     """Return the sum of all ranks' parts, in rank order; the next part is prefetched while one is added."""
     ptr, mask = src_view.tile_ptr(tile)
-    acc = widened(load(ptr, ctx.rank, 0, ctx.heap_bases, mask))
+    sums: tl.constexpr = _sums(src_view.ptr.dtype.element_ty, dst_view.ptr.dtype.element_ty)
+    acc = load(ptr, ctx.rank, 0, ctx.heap_bases, mask).to(sums)
     ahead = load(ptr, ctx.rank, 1 % ctx.world_size, ctx.heap_bases, mask)
     for rank in range(2, ctx.world_size):
         part = ahead
         ahead = load(ptr, ctx.rank, rank, ctx.heap_bases, mask)
-        acc += widened(part)
+        acc += part.to(sums)
     if ctx.world_size > 1:
-        acc += widened(ahead)
+        acc += ahead.to(sums)
     return acc
 
 
@@ -110,14 +119,14 @@ def _reduce_by_owner(tile, src_view, dst_view, locks, number, start_tile, stride
     if _raised_by_kernel(locks):
         if own:
             await_raised(locks, number, ctx)
-            _store_to_all(tile, dst_view, _sum(tile, src_view, ctx), ctx)
+            _store_to_all(tile, dst_view, _sum(tile, src_view, dst_view, ctx), ctx)
     else:
         row = begin(locks, number, ctx, ONE_READS)
         tile.publish(src_view)
         row.publish_to_all(row.arrived(ctx.rank))
         if own:
             row.wait_all(row.arrived(0))
-            _store_to_all(tile, dst_view, _sum(tile, src_view, ctx), ctx)
+            _store_to_all(tile, dst_view, _sum(tile, src_view, dst_view, ctx), ctx)
             row.publish_to_all(row.done())
         row.end()
 
@@ -289,13 +298,13 @@ class Reductions(Moves):
         number = number_of(tile, dst_view, tile_id)
         if _raised_by_kernel(locks):
             await_raised(locks, number, self)
-            _store_own(tile, dst_view, _sum(tile, src_view, self))
+            _store_own(tile, dst_view, _sum(tile, src_view, dst_view, self))
         else:
             row = begin(locks, number, self, ALL_READ)
             tile.publish(src_view)
             row.publish_to_all(row.arrived(self.rank))
             row.wait_all(row.arrived(0))
-            acc = _sum(tile, src_view, self)
+            acc = _sum(tile, src_view, dst_view, self)
             if tl.cast(src_view.ptr, tl.int64) == tl.cast(dst_view.ptr, tl.int64):
                 row.publish_to_all(row.passed(self.rank))
                 row.wait_all(row.passed(0))
@@ -328,7 +337,7 @@ class Reductions(Moves):
             row = begin(locks, number, self, ONE_READS)
             tile.publish(src_view)
             if row.is_last(number % self.world_size):
-                _store_to_all(tile, dst_view, _sum(tile, src_view, self), self)
+                _store_to_all(tile, dst_view, _sum(tile, src_view, dst_view, self), self)
                 row.publish_to_all(row.done())
             row.end()
 
@@ -351,7 +360,7 @@ class Reductions(Moves):
         position = (self.rank + size - number % size) % size
         before = (self.rank + size - 1) % size
         after = (self.rank + 1) % size
-        acc = widened(tile.partial(src_view))
+        acc = tile.partial(src_view).to(_sums(src_view.ptr.dtype.element_ty, dst_view.ptr.dtype.element_ty))
         if position > 0:
             row.wait(row.arrived(before))
             acc = _sum_of(tile, src_view, dst_view, before, acc.dtype, self) + acc
@@ -386,12 +395,12 @@ class Reductions(Moves):
         if _raised_by_kernel(locks):
             if owner == self.rank:
                 await_raised(locks, number, self)
-                _store_own(tile, dst_view, _sum(tile, src_view, self))
+                _store_own(tile, dst_view, _sum(tile, src_view, dst_view, self))
         else:
             row = begin(locks, number, self, ONE_READS)
             tile.publish(src_view)
             if row.is_last(owner):
-                acc = _sum(tile, src_view, self)
+                acc = _sum(tile, src_view, dst_view, self)
                 ptr, mask = dst_view.tile_ptr(tile)
                 store(ptr, acc.to(dst_view.ptr.dtype.element_ty), self.rank, owner, self.heap_bases, mask)
                 row.publish_to_all(row.done())
