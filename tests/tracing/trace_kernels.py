@@ -19,7 +19,7 @@ def record(x, y, word, context, rank, WORLD: tl.constexpr, TRACING: tl.constexpr
     peer = (rank + 1) % WORLD
     whole = ctx.tracing.record_event_start(TraceEvent().compute, rank, 7, 3, 4)
     value = ctx.load(x + i, peer, mask=i < 60)
-    ctx.store(y + i, value, peer)
+    ctx.store(y + i, value, peer, mask=rank >= 0)
     ctx.atomic_add(word, 1, peer)
     ctx.tracing.record_event_start(_MINE, rank, x, 5, 6)
     ctx.tracing.record_event_end(whole)

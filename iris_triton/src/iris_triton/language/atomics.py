@@ -17,6 +17,8 @@ def _rmw(
     where: constexpr = "sys" if scope is None else scope  # peers are outside the scope that Triton takes by default
     if op == "sub":  # negated in the element type: an unsigned value that is widened afterwards would not wrap
         val = 0 - tl.cast(val, pointer.dtype.element_ty)
+    if mask is not None:
+        mask = spread(mask, target)
     name: constexpr = "atomic_add" if op == "sub" else "atomic_" + op
     return getattr(tl, name)(target, spread(val, target), mask=mask, sem=sem, scope=where)
 

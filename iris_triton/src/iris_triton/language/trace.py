@@ -106,6 +106,7 @@ def begin_event(words, rank, event_id: tl.constexpr, target_rank, address, pid_m
     else:
         operation = tl.load(operations, mask=on, other=0)
     where = tl.core.to_tensor(address)
+    at = tl.cast(where, tl.int64)
     payload: tl.constexpr = _nbytes(where, mask is not None)
     if numel is not None:
         nbytes = tl.cast(numel, tl.int64) * payload
@@ -113,7 +114,7 @@ def begin_event(words, rank, event_id: tl.constexpr, target_rank, address, pid_m
     elif mask is None:
         _put(words, "payload_size", index, payload, kept)
     else:
-        _put(words, "payload_size", index, _count(mask) * payload, kept)
+        _put(words, "payload_size", index, _count(mask & (at == at)) * payload, kept)
     program = tl.program_id(0) + tl.num_programs(0) * (tl.program_id(1) + tl.num_programs(1) * tl.program_id(2))
     _put(words, "event_id", index, event_id, kept)
     _put(words, "pid", index, program, kept)
@@ -123,7 +124,7 @@ def begin_event(words, rank, event_id: tl.constexpr, target_rank, address, pid_m
     _put(words, "target_rank", index, target_rank, kept)
     _put(words, "xcc_id", index, get_xcc_id(), kept)
     _put(words, "cu_id", index, get_cu_id(), kept)
-    _put(words, "address", index, _least(tl.cast(where, tl.int64)), kept)
+    _put(words, "address", index, _least(at), kept)
     _put(words, "duration_cycles", index, _NO_DURATION, kept)
     _put(words, "op_index", index, operation, kept)
     now = read_realtime()
