@@ -31,9 +31,7 @@ if importlib.util.find_spec("hypothesis") is None:  # on GPU hosts without a pac
 
 def pytest_addoption(parser):
     """`make test-all` says --exhaustive."""
-    parser.addoption(
-        "--exhaustive", action="store_true", help="every combination, where the suite otherwise takes a part of them"
-    )
+    parser.addoption("--exhaustive", action="store_true", help="every combination, where else a part of them is taken")
 
 
 def pytest_collection_modifyitems(config, items):

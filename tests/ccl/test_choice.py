@@ -273,11 +273,9 @@ def test_a_few_are_worth_measuring_or_all():
     algorithms = [Algorithm(f"{n / 10} s", n / 10) for n in (19, 12, 10, 16, 25, 11, 13, 14)]
     algorithms.append(Algorithm("bad", 0.1, "no"))
     algorithms.append(Algorithm("always", 9.0, always_measured=True, measured_only=True))
-    few, all_of_them = (
-        [name for name, _ in chooser(*algorithms).contenders(REQUEST, None, few=few)] for few in (True, False)
-    )
+    few, every = ([n for n, _ in chooser(*algorithms).contenders(REQUEST, None, few=few)] for few in (True, False))
     assert few == ["1.0 s", "1.1 s", "1.2 s", "1.3 s", "1.4 s", "1.6 s", "always"]
-    assert all_of_them == ["1.9 s", "1.2 s", "1.0 s", "1.6 s", "2.5 s", "1.1 s", "1.3 s", "1.4 s", "always"]
+    assert every == ["1.9 s", "1.2 s", "1.0 s", "1.6 s", "2.5 s", "1.1 s", "1.3 s", "1.4 s", "always"]
     choice = chooser(*algorithms, Algorithm("other", 50.0, plugin="gluon"))
     assert choice.contenders(REQUEST, Config(use_gluon=True), few=True) == [("other", {})]
 

@@ -32,9 +32,7 @@ from iris_triton.testing.languages import in_gluon
 F32, BF16, F16, I64 = torch.float32, torch.bfloat16, torch.float16, torch.int64
 
 
-add_one, broken = (
-    kernel_of(triton.jit, "x", text, tl=tl) for text in ("tl.store(x, tl.load(x) + 1)", "undefined_name")
-)
+add_one, broken = (kernel_of(triton.jit, "x", each, tl=tl) for each in ("tl.store(x, tl.load(x) + 1)", "undefined"))
 
 
 @table("target, text", [("sm_90", ".target sm_90a"), ("gfx942", "gfx942"), ("gfx950", "gfx950")])

@@ -69,9 +69,9 @@ def test_plugins_shows_every_state_and_fails_only_for_broken(capsys, site, monke
     assert ("allocator", "host", "iris-allocators", __version__, "1.0", "loaded") in rows
     for broken in (False, True):
         if broken:
-            site.provider("bad", source="raise RuntimeError('boom')")
+            site.provider("bad", settings="5")
             reset_default_registry()
-            expected["bad", "bad"] = ("broken", "boom")
+            expected["bad", "bad"] = ("broken", "must return a subclass of PluginSettings, not 5")
         status, out, _ = run(capsys, "plugins", "--json")
         found = {(each["kind"], each["name"], each["distribution"]): each for each in json.loads(out)}
         assert status == broken
@@ -237,7 +237,8 @@ MISTAKES = {
     "bench compare a": "required: new", "check": "required: script; iris check", "check nothing.py": "nothing.py",
     "check /etc/passwd": "/etc/passwd is no program in Python: invalid syntax (passwd, line 1)",
     "check /bin/ls": "no program in", "tune --op all_reduc": "'all_reduc' cannot be measured; did you mean all_reduce?",
-    "tune --max 0": "1024 to 0 byte", "bogus demo": "'demo', 'check'",
+    "tune --max 0": "1024 to 0 byte", "bogus demo": "'demo', 'check'", "tune --out /tmp": "/tmp is a folder, where a",
+    "IRIS_VMEM__GRANULE=3 config vmem__granule": "GRANULE='3' (from the environment) is not valid: a granule",
     "IRIS_DEVICE=gpu config": "IRIS_DEVICE='gpu' (from the environment) is not valid: say cpu, cuda or cuda:1",
     "tune --device cpu --allocator vmem": "'vmem' names it): it works on cuda, hip only",
     "tune --device tpu": "(choose from 'cpu', 'cuda'); iris tune --help says more",  # cpu is no better guess than cuda

@@ -284,6 +284,7 @@ def test_a_program_opens_and_computes_beside_all_of_it(site):
     (site.install("iris-gone", entry_points={"iris.backends": {"gone": "a:b"}}) / "METADATA").unlink()
     first = f"{CPU_ONLY}, provides=frozenset({{Capability.REMOTE_LOAD_STORE}}), priority=10**9"
     site.provider("leaves", info=first, probe="raise SystemExit(3)")
+    site.provider("numbered", info=first, settings="5")
     site.provider("odd", "COLLECTIVE", create=ODD_ALGORITHM)
     site.provider("quits", "COLLECTIVE", create="raise SystemExit(3)")
     site.provider("unset", "COLLECTIVE", settings="type('S', (PluginSettings,), {'__init__': exit})")
@@ -291,5 +292,5 @@ def test_a_program_opens_and_computes_beside_all_of_it(site):
     done = forked.python(PROGRAM, path=[site.folder])
     assert done.stdout == "True ['its `supports` raised SystemExit: 3']\n", done.stderr
     warned = [line for line in done.stderr.splitlines() if "WARNING" in line or "ERROR" in line]
-    for name in ("iris_gone", "iris-leaves", "odd", "iris-quits", "'unset'", "iris-watch"):
+    for name in ("iris_gone", "iris-leaves", "iris-numbered", "odd", "iris-quits", "'unset'", "iris-watch"):
         assert sum(name in line for line in warned) == 1, (name, done.stderr)

@@ -45,9 +45,7 @@ def move(
 
 
 @gluon.jit
-def load_awaited(
-    IrisDeviceCtx: gl.constexpr, context, flag, box, out, WHOLE_PROGRAM: gl.constexpr, FENCED: gl.constexpr
-):
+def load_awaited(IrisDeviceCtx: gl.constexpr, context, flag, box, out, WHOLE: gl.constexpr, FENCED: gl.constexpr):
     """TMA reads what a peer has stored before its signal."""
     ctx = IrisDeviceCtx.initialize(context)
     if FENCED:
@@ -64,7 +62,7 @@ def load_awaited(
         ctx.store(box + where, where + 1000 * ctx.cur_rank, peer)
         ctx.signal(flag, 1, peer)
         ctx.wait(flag, 1)
-        fence_async_global(WHOLE_PROGRAM)
+        fence_async_global(WHOLE)
         mbarrier.expect(full, descriptor.block_type.nbytes)
         tma_load(descriptor, [0, 0], full, tile)
         mbarrier.wait(full, 0)
@@ -72,7 +70,7 @@ def load_awaited(
         mbarrier.invalidate(full)
     else:
         ctx.wait(flag, 1)
-        fence_async_global(WHOLE_PROGRAM)
+        fence_async_global(WHOLE)
         gl.store(out, gl.load(box))
 
 

@@ -28,9 +28,7 @@ def test_memory_is_read_and_written_by_the_driver(monkeypatch, hip):
     assert memory.raw[2:7] == b"\0\1\0\2\0"
     assert oracle.read_bytes(ctypes.addressof(memory) + 3, 4, "cuda:1") == b"\1\0\2\0"
     synchronize = "hipDeviceSynchronize" if hip else "cuCtxSynchronize"
-    assert [name for name, *_ in library.mock_calls] == [
-        each for copy in copies for each in ("kernels", copy, synchronize)
-    ]
+    assert [name for name, *_ in library.mock_calls] == [s for copy in copies for s in ("kernels", copy, synchronize)]
     getattr(library, synchronize).return_value = 700
     with raises(OSError, "device.failed", name=copies[1], code=700):
         oracle.read_bytes(ctypes.addressof(memory), 4, "cuda:1")

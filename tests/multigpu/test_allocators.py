@@ -7,7 +7,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from tables import raises
+from tables import raises, table
 
 import iris_triton as iris
 from iris_core import Iris
@@ -459,9 +459,7 @@ def test_no_rank_gets_a_block_that_a_stream_of_another_still_writes_to(pool, all
 
 
 @pytest.mark.multigpu
-@pytest.mark.parametrize(
-    ("job", "num_ranks"), [(pressure_among_ranks, 2), (pressure_among_ranks, 8), (capture, 1), (capture, 2)]
-)
+@table(("job", "num_ranks"), [(pressure_among_ranks, 2), (pressure_among_ranks, 8), (capture, 1), (capture, 2)])
 @BOTH
 def test_under_pressure_and_in_captures(pool, allocator, job, num_ranks):
     assert pool.run(job, num_ranks, allocator) == [None] * num_ranks

@@ -32,6 +32,8 @@ def test_the_cause_is_shown_not_its_consequences():
     with pytest.raises(RankError, match="deliberate, on 1, without torch") as caught:
         iris_core.run(jobs.raise_on, 2, 1)
     assert (caught.value.rank, left_behind()) == (1, [])
+    with raises(ArgumentError, "any"):
+        iris_core.run(jobs.raise_on, 2, 1, environ={"PORT": 1})
 
 
 @table(("file", "num_ranks"), [

@@ -108,7 +108,8 @@ def refused_by_one(ctx):
     for layer in layers:
         assert kind_of(layer, torch.ones(6, 4 - ctx.cur_rank, device=ctx.device)) == "ArgumentError"
         layer(torch.ones(6, 4, device=ctx.device))
-    assert kind_of(ColumnParallelLinear, ctx, 4, 5) == kind_of(RowParallelLinear, ctx, 5, 4) == "ArgumentError"
+    impossible = (ColumnParallelLinear, 4, 5), (RowParallelLinear, 5, 4), (RowParallelLinear, 0, 4)
+    assert {kind_of(layer, ctx, *features) for layer, *features in impossible} == {"ArgumentError"}
 
 
 @on_heap("8MiB")
@@ -182,11 +183,12 @@ ONES, FIVE = torch.ones, torch.ones(5, 4)
 @table(("call", "key"), [
     (lambda ctx: nn.linear(ctx, ONES(2, 3), FIVE), "features"),
     (lambda ctx: nn.linear(ctx, ONES(2, 4), FIVE, ONES(4)), "bias"),
-    (lambda ctx: nn.linear(ctx, ONES(2, 4), ONES(4)), "matrix"),
+    *((lambda ctx, w=w: nn.linear(ctx, ONES(2, 4), w), "matrix") for w in (ONES(4), ONES(0, 4))),
     (lambda ctx: nn.linear_reduce_scatter(ctx, ONES(4), FIVE), "divided"),
     (lambda ctx: ColumnParallelLinear(ctx, 4, 4, gather_output=True, sequence_parallel=True), "gather"),
     (lambda ctx: ColumnParallelLinear(ctx, 4, 4, config=FusedConfig(algorithm="unfused")), "nothing fused"),
     (lambda ctx: RowParallelLinear(ctx, 4, 4, input_is_parallel=False)(ONES(2, 3)), "features"),
+    (lambda ctx: RowParallelLinear(ctx, 4, 4, input_is_parallel=False)(ONES(())), "features"),
     (lambda ctx: nn.linear(ctx, ONES(2, 4), FIVE.bfloat16()), "dtype"),
     (lambda ctx: nn.linear(ctx, ONES(2, 4).double(), FIVE.double()), ""),
     (lambda ctx: RowParallelLinear(ctx, 4, 5).load_whole(ONES(1, 4)), "whole"),

@@ -338,9 +338,7 @@ def test_hooks_run_before_the_kernel_with_its_arguments():
 
 
 @triton.autotune(
-    configs=[
-        triton.Config({"B": 32}, num_warps=2, pre_hook=lambda named: named["out"].zero_()), triton.Config({"B": 64}),
-    ],
+    configs=[triton.Config({"B": 32}, num_warps=2, pre_hook=lambda of: of["out"].zero_()), triton.Config({"B": 64})],
     key=["n"],
     prune_configs_by={"early_config_prune": lambda configs, named, **kwargs: configs},
 )  # fmt: skip

@@ -280,6 +280,7 @@ COLLECTIVES = {
     "raises": (_ANSWERS, _OPTIONS, f"getattr(torch, request.dtype)\n{_OPTIONS}"),
     "silent-no": (_ANSWERS, 'no(f"it knows no {request.dtype!r}")', "no('')"),
     "yes-man": (_ANSWERS, ' or options.get("config")', ""),
+    "one-no": (_RESULTS, _OPTIONS, f"if request.rank == 1:\n    return Availability.no('not here')\n{_OPTIONS}"),
     "never": ("host_supports_something", _OPTIONS, "return Availability.no('not today')\n"),
     "free-of-charge": (_COSTS, _COST, "return 0.0"),
     "cheaper-by-the-dozen": (_COSTS, _COST, "return 1.0 / request.nbytes"),

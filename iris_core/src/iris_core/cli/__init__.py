@@ -63,6 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 0 if all is well, 1 if something is broken or failed, 2 if the command cannot begin so, here.
     """
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - it is None where a shell has closed it
     arguments = list(sys.argv[1:] if argv is None else argv)
     first = next((argument for argument in arguments if not argument.startswith("-")), "")
     parser = build_parser([first] if first in COMMANDS else COMMANDS)

@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
         variable = settings.PREFIX + args.name.upper().removeprefix(settings.PREFIX)
         if variable not in known:
             near = settings.nearest(variable, known, settings.PREFIX)
-            raise ArgumentError(f"there is no setting {args.name!r}{near}")
+            raise SettingsError(problems[0]) if problems else ArgumentError(f"there is no setting {args.name!r}{near}")
         rows = [known[variable]]
     if args.json:
         unknown = settings.unknown_variables(registry.names())

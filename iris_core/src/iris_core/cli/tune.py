@@ -14,6 +14,7 @@ from iris_core.cli._arguments import check, choose_plugins, seconds, size
 from iris_core.device.targets import num_gpus
 from iris_core.dispatch import COLLECTIVES, PRODUCTS
 from iris_core.errors import ArgumentError, SettingsError
+from iris_core.settings import writable
 from iris_core.tuning import DTYPES, FUSED_DTYPES, check_names
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
+        writable(args.out or str(folder / "table"))
     except OSError as error:
         raise ArgumentError(f"no file can be made in {folder} ({error.strerror}): name one by --out") from error
     ranks, device = _ranks(ranks, settings.device)

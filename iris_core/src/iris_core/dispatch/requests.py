@@ -288,7 +288,7 @@ def check_fits(op: str, wanted: Mapping[str, tuple[Any, Any, Any]], rows: tuple[
     for name, (each, shape, dtypes) in wanted.items():
         if each is None:
             continue
-        is_dense = each.stride(-1) == 1 if name in rows else each.is_contiguous()
+        is_dense = each.stride()[-1:] in ((1,), ()) if name in rows else each.is_contiguous()
         if tuple(each.shape) != shape or each.dtype not in dtypes or not is_dense:
             how = "with dense rows" if name in rows else "contiguous"
             raise ArgumentError(

@@ -12,6 +12,7 @@ collectives may allocate, too (`iris_core.ccl.api`).
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -417,7 +418,7 @@ class SymmetricHeap:
     def offset_on(self, tensor: torch.Tensor, rank: int, what: str = "as_remote") -> int:
         """Return the offset of a tensor that another rank has, too; `what` is for messages."""
         offset = self.offset_of(tensor, what)
-        if not 0 <= rank < len(self.heap_bases):
+        if not 0 <= operator.index(rank) < len(self.heap_bases):
             raise errors.ArgumentError(f"{what}: rank {rank} is out of range in a world of {len(self.heap_bases)}")
         if self.is_of_group(offset):
             raise errors.UnsupportedError(f"{what}: this is memory of Iris itself, which not every rank has mapped")

@@ -33,8 +33,6 @@ from iris_core.heap.heap import SymmetricHeap
 from iris_core.heap.streams import uncompiled
 
 Fill = Callable[[torch.Tensor], object] | None
-
-
 Scalar = bool | int | float | complex | torch.Tensor  # a tensor without dimensions stands for its value
 Generator = torch.Generator | None
 Device = str | int | torch.device | None  # None for the context's own
@@ -142,12 +140,9 @@ class TensorFactories:
 
     # -- ranges -------------------------------------------------------------------------------------------------------
     def arange(
-        self,
-        start: Scalar | None = None,
-        end: Scalar | None = None,
-        step: Scalar = 1,
+        self, start: Scalar | None = None, end: Scalar | None = None, step: Scalar = 1,
         **options: Unpack[FactoryOptions],
-    ) -> torch.Tensor:
+    ) -> torch.Tensor:  # fmt: skip
         """Return start, start + step, ... up to but without end; see `FactoryOptions`.
 
         `arange(end)` counts from 0.  Without `dtype` the result is int64 if all three are integers, else of the default
@@ -166,13 +161,9 @@ class TensorFactories:
         return self._new("arange", (length,), fill, **options)
 
     def linspace(
-        self,
-        start: Scalar,
-        end: Scalar,
-        steps: int | Sequence[int],
-        out: torch.Tensor | None = None,
+        self, start: Scalar, end: Scalar, steps: int | Sequence[int], out: torch.Tensor | None = None,
         **options: Unpack[Options],
-    ) -> torch.Tensor:
+    ) -> torch.Tensor:  # fmt: skip
         """Return evenly spaced values from start to end, both included; see `FactoryOptions`.
 
         Args:
@@ -209,14 +200,9 @@ class TensorFactories:
         return self._new("randn", sizes, lambda t: t.normal_(0, 1, generator=generator), generator, **options)
 
     def randint(
-        self,
-        *args: Any,
-        low: int | None = None,
-        high: int | None = None,
-        size: Sequence[int] | None = None,
-        generator: Generator = None,
-        **options: Unpack[FactoryOptions],
-    ) -> torch.Tensor:
+        self, *args: Any, low: int | None = None, high: int | None = None, size: Sequence[int] | None = None,
+        generator: Generator = None, **options: Unpack[FactoryOptions],
+    ) -> torch.Tensor:  # fmt: skip
         """Return random integers from [low, high) on the heap, the same as torch.randint with the same seed.
 
         See `FactoryOptions`, and `rand` for `generator`.
@@ -236,15 +222,9 @@ class TensorFactories:
         return self._new("randint", (shape,), fill, generator, **options)
 
     def uniform(
-        self,
-        size: Any,
-        low: float = 0.0,
-        high: float = 1.0,
-        dtype: torch.dtype | None = None,
-        *,
-        generator: Generator = None,
-        requires_grad: bool = False,
-    ) -> torch.Tensor:
+        self, size: Any, low: float = 0.0, high: float = 1.0, dtype: torch.dtype | None = None, *,
+        generator: Generator = None, requires_grad: bool = False,
+    ) -> torch.Tensor:  # fmt: skip
         """Return uniform random numbers from [low, high) on the heap, the same as `Tensor.uniform_` makes.
 
         See `FactoryOptions`, and `rand` for `generator`.
@@ -266,22 +246,13 @@ class TensorFactories:
 
     # -- what they share ----------------------------------------------------------------------------------------------
     def _new(
-        self,
-        name: str,
-        sizes: tuple[Any, ...],
-        fill: Fill,
-        generator: Generator = None,
+        self, name: str, sizes: tuple[Any, ...], fill: Fill, generator: Generator = None,
         memory_format: torch.memory_format = torch.contiguous_format,
         /,  # what comes before is not among the options of every factory
-        *,
-        size: Sequence[int] | None = None,
-        pin_memory: bool = False,
-        out: torch.Tensor | None = None,
-        dtype: torch.dtype | None = None,
-        layout: torch.layout | None = torch.strided,
-        device: Device = None,
+        *, size: Sequence[int] | None = None, pin_memory: bool = False, out: torch.Tensor | None = None,
+        dtype: torch.dtype | None = None, layout: torch.layout | None = torch.strided, device: Device = None,
         requires_grad: bool = False,
-    ) -> torch.Tensor:
+    ) -> torch.Tensor:  # fmt: skip
         """Check the options, and make the tensor that torch would make of them."""
         self._check_place(name, device, layout)
         if pin_memory:
@@ -355,9 +326,7 @@ class TensorFactories:
         if out.dtype != like.dtype:
             raise ArgumentError(f"The output tensor has dtype {out.dtype}, but {like.dtype} is required")
         if not self.heap.is_symmetric(out):
-            raise NotOnHeapError(
-                "The output tensor is not on the symmetric heap; make it with this context (empty, zeros, ...)"
-            )
+            raise NotOnHeapError("The output tensor is not on the symmetric heap; make it with this context")
         return out if out.shape == like.shape else out.view(like.shape)
 
 

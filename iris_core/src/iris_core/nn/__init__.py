@@ -234,8 +234,8 @@ def _check(name: str, x: Tensor, weight: Tensor, bias: Tensor | None, size: int,
     for each in dtypes.values():
         if str(each).removeprefix("torch.") not in PLAIN:  # the backward pass would be refused
             raise UnsupportedError(f"{name}: {each} is not supported; layers take float32, bfloat16 and float16")
-    if weight.dim() != 2:
-        raise ArgumentError(f"{name}: the weight must be a matrix, not of shape {tuple(weight.shape)}")
+    if weight.dim() != 2 or 0 in weight.shape:
+        raise ArgumentError(f"{name}: the weight must be a matrix with elements, not of shape {tuple(weight.shape)}")
     if x.dim() < 1 or x.shape[-1] != weight.shape[1]:
         raise ArgumentError(
             f"{name}: x has shape {tuple(x.shape)}, the weight {tuple(weight.shape)}: x must have {weight.shape[1]} "
@@ -264,10 +264,11 @@ class _Parallel(torch.nn.Module):
     ) -> None:
         super().__init__()
         self._setting, self.in_features, self.out_features = setting, in_features, out_features
-        shape, size = [out_features, in_features], setting.size
+        shape, size, layer = [out_features, in_features], setting.size, type(self).__name__
+        if min(shape) < 1:
+            raise ArgumentError(f"{layer}: in_features={in_features} and out_features={out_features} must be positive")
         if shape[self._dim] % size:
             features = f"{('out_features', 'in_features')[self._dim]}={shape[self._dim]}"
-            layer = type(self).__name__
             raise ArgumentError(f"{layer}: the {size} ranks of the group cannot divide {features} equally")
         shape[self._dim] //= size
         weight = torch.empty(shape, device=setting.device, dtype=dtype)
@@ -401,7 +402,7 @@ class RowParallelLinear(_Parallel):
         """Return the sum over the members, or this member's rows of it."""
         name = "linear_reduce_scatter" if self.sequence_parallel else "linear_all_reduce"
         if not self.input_is_parallel:
-            if x.shape[-1] != self.in_features:
+            if x.shape[-1:] != (self.in_features,):
                 said = f"RowParallelLinear: x, {tuple(x.shape)}, must have all {self.in_features} features"
                 self._setting.ops.refuse(str(_KINDS[name][0]), ArgumentError(said), self._setting.group)
             x = _TakePart.apply(x, NEEDED, self._setting)  # type: ignore[no-untyped-call]

@@ -214,6 +214,7 @@ class Registry:
                 if record.info is None or record.kind is PluginKind.OBSERVER or record.state is PluginState.CREATED:
                     continue
                 answers = [self.probe(record, DeviceTarget(device)) for device in sorted(record.info.devices)]
+                self.settings_class(record)
             except errors.PluginError as error:
                 logger.debug("%s", error, exc_info=error)  # the record keeps it
                 continue

@@ -261,7 +261,7 @@ class World:
         """
         if group is None:
             return tuple(range(self.world_size))
-        if isinstance(group, list | tuple):
+        if isinstance(group, Sequence) and not isinstance(group, str):
             members = tuple(operator.index(each) for each in group)
             self._check_members(members)
             return members
@@ -411,12 +411,16 @@ def connect(group: dist.ProcessGroup | None, timeout_s: float) -> World:
 
 
 def process_group_of(group: Any) -> Any:
-    """Return a process group, or that of a mesh; GroupError for ranks, and for a mesh of several dimensions."""
-    if isinstance(group, list | tuple):
-        raise errors.GroupError(f"group= is {group}; pass a process group here: dist.new_group(ranks)")
-    if getattr(group, "ndim", 1) != 1:
-        raise errors.GroupError(f"group= is {group}, of {group.ndim} dimensions; pass one of them: mesh[name]")
-    return group.get_group() if hasattr(group, "get_group") else group
+    """Return a process group, or that of a mesh; GroupError for all else, and for a mesh of several dimensions."""
+    import torch.distributed as dist
+
+    if hasattr(group, "get_group"):
+        if group.ndim != 1:
+            raise errors.GroupError(f"group= is {group}, of {group.ndim} dimensions; pass one of them: mesh[name]")
+        return group.get_group()
+    if group is None or group is dist.GroupMember.NON_GROUP_MEMBER or isinstance(group, dist.ProcessGroup):
+        return group
+    raise errors.GroupError(f"group= is {group}; pass a process group here: dist.new_group(ranks)")
 
 
 def initialised_torch() -> Any:

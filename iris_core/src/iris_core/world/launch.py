@@ -23,7 +23,7 @@ from typing import Any, Self, SupportsIndex, TypeVar
 from iris_core.errors import ArgumentError, CollectiveTimeoutError, IrisError, PeerLostError, UnsupportedError
 from iris_core.world.failures import name_ranks
 from iris_core.world.group import initialised_torch, launched_in
-from iris_core.world.rendezvous import Folder
+from iris_core.world.rendezvous import Folder, private_folder
 
 R = TypeVar("R")
 _GRACE_S = 1.0  # after a failure, others may still send the cause of it
@@ -65,7 +65,7 @@ def run(
     closures: with these, as arguments too, ranks are forked off.
 
     Raises:
-        ArgumentError: this machine cannot hold these ranks.
+        ArgumentError: this machine cannot hold these ranks; or `environ` is no such mapping.
         RankError: a rank raised; holds the traceback of the first one.
         PeerLostError: a rank's process ended without a result.
         UnsupportedError: ranks have to be forked off, but this process uses CUDA, which does not survive that.
@@ -88,6 +88,9 @@ def run(
     with socket.socket() as free:  # of whose port torch's rank 0 can make its store
         free.bind(("", 0))
         variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), **(environ or {})}
+    for name, value in variables.items():
+        if not (isinstance(name, str) and isinstance(value, str) and name and "=" not in name):
+            raise ArgumentError(f"environ: {name!r}: {value!r} are no name and text of a variable")
 
     def start(rank: int) -> RankProcess:
         context = multiprocessing.get_context("fork") if forked else multiprocessing.get_context("spawn")
@@ -132,7 +135,9 @@ class RankProcesses:
     ) -> None:
         self._start, self._timeout_s, self._grace_s, self._pickles = start, timeout_s, grace_s, pickles
         self._processes: dict[int, RankProcess] = {}
-        self._folder = tempfile.TemporaryDirectory(prefix="iris-ranks-")
+        self._folder = tempfile.TemporaryDirectory(prefix="ranks-", dir=private_folder())
+        with contextlib.closing(Folder(self._folder.name)) as ours:
+            ours.announce(0, os.getpid())  # if a signal ends this process, a later one removes the folder
         self._worlds = self._size = 0  # worlds so far, and the size of the one that the processes are in now
 
     def run(self, fn: Callable[..., R], num_ranks: int, *args: Any, timeout_s: float | None = None) -> list[R]:
@@ -307,8 +312,7 @@ def serve(pipe: Connection, torch_distributed: bool, inherited: Any = None) -> N
 
 
 def _uses_cuda() -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and torch.cuda.is_initialized()
+    return "torch" in sys.modules and sys.modules["torch"].cuda.is_initialized()
 
 
 def _success(result: Any) -> bytes:

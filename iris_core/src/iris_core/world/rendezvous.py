@@ -135,7 +135,7 @@ class Folder:
 
 
 def private_folder() -> str:
-    """Make or find this user's folder for the files that ranks share."""
+    """Make or find this user's folder for the files that ranks share; remove in it what none has used for a day."""
     refused: Exception | None = None
     for place in filter(None, (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/dev/shm")):
         path = os.path.join(place, f"iris-{os.geteuid()}")
@@ -143,25 +143,28 @@ def private_folder() -> str:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(path, 0o700)
             Folder(path).close()
+            _remove_old(path)
             return path
         except (errors.IrisError, OSError) as e:
             if isinstance(e, errors.IrisError):
                 logger.warning("%s", e)
             refused = e
-    why = f"no folder for the rendezvous of ranks: {refused}"
-    raise refused if isinstance(refused, errors.IrisError) else errors.IrisError(why)
+    raise errors.IrisError(f"no folder for the rendezvous of ranks: {refused}")
 
 
-def named_folder(*parts: str) -> str:
-    """Make or find the folder of all processes with the same parts; remove those that none has used for a day."""
-    base = private_folder()
+def _remove_old(base: str) -> None:
     for entry in os.scandir(base):
         with contextlib.suppress(OSError, errors.IrisError, ValueError):
             if time.time() - entry.stat(follow_symlinks=False).st_mtime > _OLD_S:
                 with contextlib.closing(Folder(entry.path)) as old:
                     if not old.is_used():
                         shutil.rmtree(entry.path)
-    path = os.path.join(base, "job-" + hashlib.sha256("\0".join((host_id(), *parts)).encode()).hexdigest()[:24])
+
+
+def named_folder(*parts: str) -> str:
+    """Make or find the folder of all processes with the same parts."""
+    digest = hashlib.sha256("\0".join((host_id(), *parts)).encode()).hexdigest()
+    path = os.path.join(private_folder(), f"job-{digest[:24]}")
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
     os.utime(path)

@@ -130,12 +130,13 @@ class CollectiveConformance(PluginConformance):
             for name in settings.keys() - (() if op in REDUCING else {"reduction"}):
                 yield dataclasses.replace(made[0], options={**made[0].options, name: settings[name]}), False
 
-    def _answer(self, collective: Any, case: Case, setup: stack_jobs.Setup) -> Availability:
-        """Whether all members say yes; the first "no" if not."""
+    def _answer(self, collective: Any, case: Case, setup: stack_jobs.Setup) -> Any:
+        """Return what all members say to a call."""
         members = case.members or range(setup.ranks)
         targets = [device_targets(setup.device, member)[0] for member in members]
         answers = [collective.supports(case.request(rank, members, each)) for rank, each in enumerate(targets)]
-        return next((answer for answer in answers if not answer), Availability.yes())
+        assert len({answer.ok for answer in answers}) == 1, f"{case}: members answer differently: {answers}"
+        return answers[0]
 
     def _usual(self, collective: Any, setup: stack_jobs.Setup, **changes: Any) -> Case:
         """Return an everyday call; the test is skipped where it is not supported."""
