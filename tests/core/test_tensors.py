@@ -45,6 +45,7 @@ LIKE = [
     call(IMAGES.to(memory_format=torch.channels_last), memory_format=torch.contiguous_format),
     call(torch.zeros(1, 2, 3, 4, 5, dtype=torch.bool), memory_format=torch.channels_last_3d),
 ]  # fmt: skip
+FRACTIONS = (0.5, -0.25) if torch.__version__ > "2.13" else (1.5, -1.25)  # as integers they ended older ones
 NUMBERS = [0, 1, 5, -3, 10, 5.5, 0.0, 0.1, 3.0, True, T(4), T(4.0), np.int64(6), np.float64(0.5), NAN, "x", T([3, 4])]
 CASES = {
     "zeros": SIZES, "ones": SIZES, "empty": SIZES + FORMATS, "rand": SIZES, "randn": [*SIZES, call(15), call(16)],
@@ -56,7 +57,7 @@ CASES = {
     "arange": [call(each) for each in NUMBERS]
     + [call(*pair) for pair in itertools.combinations(NUMBERS[:-3], 2)]
     + [call(one, other, step) for one, other in ((0, 5), (-3, 2.5), (10, 1), (3, 3), (T(1), T(4.0)), (np.int64(1), 6))
-       for step in (1, 2, 3, -3, 0.5, -0.25, T(2), np.int64(2), 0)]
+       for step in (1, 2, 3, -3, *FRACTIONS, T(2), np.int64(2), 0)]
     + [call(), call(end=5), call(start=2, end=5), call(start=2, end=9, step=2), call(2, end=4), call(0, 5.7, 1.9),
        call(2**40, 2**40 + 3), call(-BIG, 2 - BIG), call(0, 2**63 - 1, BIG), call(0, INF)],
     "linspace": [call(*ends, steps) for ends in ((0, 1), (0, 10), (3, -3), (-2.5, 2.5), (T(0.0), T(2)))

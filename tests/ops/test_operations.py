@@ -54,6 +54,8 @@ def test_scales_by_torch(monkeypatch, dense, has_bias, of_rows):
         return out.copy_(a.float() * left.repeat_interleave(128, 1) @ (b.float() * right))
 
     monkeypatch.setattr(baseline, "_is_for_torch", lambda *_: True)
+    if of_rows and torch.__version__ < "2.13":
+        pytest.skip("this torch scales whole tensors only, on the CPU")
     if not of_rows:
         monkeypatch.setattr(torch, "_scaled_mm", by_blocks)
     drawn = torch.Generator().manual_seed(5)

@@ -87,8 +87,8 @@ class FusedCall(AnyCall):
                 problem += f"; they fit gather_dim={1 - dim}"
             shapes = (tuple(tensor.shape) for tensor in (a, b, out))
             raise ArgumentError("{}: A has shape {}, B {}, the output {}: {}".format(op, *shapes, problem))
-        if 0 in b.shape:
-            raise ArgumentError(f"{op}: B has shape {tuple(b.shape)}; a product of nothing is not computed")
+        if a.shape[1] == 0:
+            raise ArgumentError(f"{op}: the inner dimension is 0; a product of nothing is not computed")
         if request.scales != "none" and request.dtype not in FP8:
             raise ArgumentError(f"{op}: scales belong to 8-bit floats, and A has dtype {request.dtype}")
         if request.scales != "none" and dim == 1 and op == "all_gather_matmul":
