@@ -341,7 +341,7 @@ class PacketProduct(Fused):
 
     def _offered(self, request: FusedRequest) -> list[dict[str, Any]]:
         """Fields of configs: tiles of more or fewer columns."""
-        return [{"block_size_n": 32}, {"block_size_n": 64}, {"block_size_n": 128}]
+        return [{"block_size_n": each} for each in (32, 64, 128, 256)]
 
     def _tiling(self, request: FusedRequest) -> Tiling:
         """Return the tiles, for programs that are there at the same time, of which SPLITS share one."""
@@ -351,21 +351,23 @@ class PacketProduct(Fused):
         most = most if on_cpu else min(most, request.processors)
         rows = max(16, min(_FEW_ROWS, triton.next_power_of_2(request.m)))
         tiles_m = -(-request.m // rows)
-        columns = config.get("block_size_n", 64 if tiles_m * -(-request.n // 64) <= most else 128)
+        shared = _SHARED_NBYTES.get(request.target.arch, _SHARED_NBYTES[""])
+        can_be_wide = 64 <= rows <= shared // 512 - 256 and request.scales != "blocks"  # which has four stages
+        widths = (64, 128, 256) if can_be_wide else (64, 128)  # A is read once for each tile of columns
+        usual = next((each for each in widths if tiles_m * -(-request.n // each) <= most), widths[-1])
+        columns = config.get("block_size_n", usual)
         deep = config.get("block_size_k", (256 if rows <= 64 and columns <= 64 else 128) // item)
         if request.scales == "blocks":
             deep = min(deep, SCALED_BLOCK)
-        stage = (rows + columns) * deep * item
-        shared = _SHARED_NBYTES.get(request.target.arch, _SHARED_NBYTES[""])
-        stages = max(2, min(6, shared // stage))
+        stages = max(2, min(6, shared // ((rows + columns) * deep * item)))
         tiles, unit = tiles_m * -(-request.n // columns), max(deep, SCALED_BLOCK if request.scales == "blocks" else 1)
         splits = max(1, min(most // tiles, _MOST_SPLITS, request.k // (4 * unit)))
         span = -(-request.k // (splits * unit)) * unit
         splits = -(-request.k // span)
         groups = -(-tiles // -(-tiles // (most // splits)))  # all have equally many tiles, or one less
         warps = min(8 if rows * columns >= _MANY else 4, self._most_warps(request, rows, columns))
-        usual = rows, columns, deep, 1 if on_cpu else warps, stages
-        tiled, programs = tiling(request, request.m, request.k, usual), groups * splits
+        shape = rows, columns, deep, 1 if on_cpu else warps, stages
+        tiled, programs = tiling(request, request.m, request.k, shape), groups * splits
         is_turned = request.scales == "none" and columns >= 64
         more = {"SPLITS": splits, "TURNED": is_turned, "PROGRAMS": programs, "span": span}
         return replace(tiled, constants={**tiled.constants, **more})
