@@ -168,9 +168,9 @@ def test_an_nccl_without_signals_of_words_is_refused_by_name():
 @triton.jit
 def reach(x, context, world: tl.constexpr, peer):
     ctx = DeviceContext.from_tensor(context, world)
-    at = x + tl.arange(0, 64)
+    at = x + lanes(64)
     ctx.put_signal(at, at, x, ctx.atomic_add(x, 1, peer), peer)
-    ctx.store(at, ctx.load(at, (peer + tl.arange(0, 64)) % world), peer, mask=tl.arange(0, 64) < 9)
+    ctx.store(at, ctx.load(at, (peer + lanes(64)) % world), peer, mask=lanes(64) < 9)
 
 
 @pytest.mark.parametrize("target", ["sm_90", "gfx942"])

@@ -38,6 +38,7 @@ Generator = torch.Generator | None
 Device = str | int | torch.device | None  # None for the context's own
 _META = torch.device("meta")  # for asking torch what it would make
 _CONTINUOUS = ("rand", "randn", "uniform")  # distributions
+_CUTS_OFF = not torch.arange(0, 0.5, dtype=torch.int64, device="cpu").numel()  # arange of integers: before torch 2.15
 
 
 class Options(TypedDict, total=False):
@@ -107,8 +108,7 @@ class TensorFactories:
             fill_value: the value; without `dtype` it decides the type: bool, int64, the default dtype, or complex.
         """
         value = _number(fill_value)
-        # one element on the CPU: torch infers the type and refuses values that do not fit
-        options["dtype"] = torch.full((), value, dtype=_dtype(options), device="cpu").dtype
+        options["dtype"] = torch.full((), value, dtype=_dtype(options), device="cpu").dtype  # which value must fit
         return self._new("full", (size,), lambda t: t.fill_(value), **options)
 
     # -- like another tensor ------------------------------------------------------------------------------------------
@@ -352,9 +352,10 @@ def _range_length(start: Any, end: Any, step: Any, dtype: torch.dtype | None) ->
         raise TypeError(f"arange: start, end and step must be real numbers, not {start!r}, {end!r} and {step!r}")
     if not (math.isfinite(start) and math.isfinite(end)):
         raise ArgumentError(f"arange: unsupported range: {start} -> {end}")
-    if dtype is None:
-        dtype = torch.int64 if all(isinstance(value, Integral) for value in values) else torch.get_default_dtype()
-    if dtype is torch.int64:  # torch counts in integers then, in double precision otherwise
+    are_whole = all(isinstance(value, Integral) for value in values)
+    dtype = dtype or (torch.int64 if are_whole else torch.get_default_dtype())
+    in_integers = dtype is torch.int64 and (are_whole or _CUTS_OFF)  # else torch counts in double precision
+    if in_integers:
         start, end, step = int(start), int(end), int(step)
     if step == 0:
         raise ArgumentError("arange: step must be non-zero")
@@ -362,7 +363,7 @@ def _range_length(start: Any, end: Any, step: Any, dtype: torch.dtype | None) ->
         raise ArgumentError(
             f"arange: upper bound and lower bound inconsistent with step sign ({start} to {end} by {step})"
         )
-    if dtype is torch.int64:
+    if in_integers:
         return -((start - end) // step), dtype
     return math.ceil((float(end) - float(start)) / float(step)), dtype
 

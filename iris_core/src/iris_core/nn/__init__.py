@@ -264,12 +264,10 @@ class _Parallel(torch.nn.Module):
     ) -> None:
         super().__init__()
         self._setting, self.in_features, self.out_features = setting, in_features, out_features
-        shape, size, layer = [out_features, in_features], setting.size, type(self).__name__
-        if min(shape) < 1:
-            raise ArgumentError(f"{layer}: in_features={in_features} and out_features={out_features} must be positive")
-        if shape[self._dim] % size:
-            features = f"{('out_features', 'in_features')[self._dim]}={shape[self._dim]}"
-            raise ArgumentError(f"{layer}: the {size} ranks of the group cannot divide {features} equally")
+        shape, size, name = [out_features, in_features], setting.size, type(self).__name__
+        if min(shape) < 1 or shape[self._dim] % size:
+            part, given = ("out_features", "in_features")[self._dim], (in_features, out_features)
+            raise ArgumentError(f"{name}: of {given} features, both must be above 0 and {part} a multiple of {size}")
         shape[self._dim] //= size
         weight = torch.empty(shape, device=setting.device, dtype=dtype)
         self.weight = torch.nn.Parameter(weight)

@@ -19,7 +19,9 @@ def in_gluon(kernel, **replaced):
     function = FunctionType(plain.__code__, {**plain.__globals__, **replaced}, plain.__name__, plain.__defaults__)
     functools.update_wrapper(function, plain)
     del function.__wrapped__  # the globals would be looked for there
-    return gluon.jit(function, do_not_specialize=kernel.do_not_specialize)
+    made = gluon.jit(function, do_not_specialize=kernel.do_not_specialize)
+    made._unsafe_update_src(f"{made.src}\n# in Gluon")  # what Triton compiled before has another name in the cache
+    return made
 
 
 @triton.constexpr_function
