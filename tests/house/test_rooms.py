@@ -53,7 +53,7 @@ BUDGETS = {
     "iris_core/providers": 2081,
     "iris_core/registry": 874,
     "iris_core/testing": 1944,
-    "iris_core/torch_backend": 2386,
+    "iris_core/torch_backend": 2388,
     "iris_core/tracing": 476,
     "iris_core/tuning": 410,
     "iris_core/world": 2188,
@@ -62,10 +62,10 @@ BUDGETS = {
     "iris_allocators/nccl": 225,
     "iris_allocators/vmem": 653,
     "iris_triton/*.py": 1476,
-    "iris_triton/collectives": 4293,
+    "iris_triton/collectives": 4305,
     "iris_triton/checker": 4071,
     "iris_triton/demos": 145,
-    "iris_triton/gemm": 2721,
+    "iris_triton/gemm": 2710,
     "iris_triton/interpreter": 3590,
     "iris_triton/language": 1853,
     "iris_triton/rocm_iris": 993,
@@ -78,7 +78,7 @@ BUDGETS = {
 
 # What came after the rooms were built, in whose budgets it is: lines at most of each, and the modules and packages.
 FEATURES = {
-    "PyTorch": (2575, ("iris_core.torch_backend", "iris_core.dispatch.traced")),
+    "PyTorch": (2577, ("iris_core.torch_backend", "iris_core.dispatch.traced")),
     "engines of torch.distributed, several nodes": (
         2641,
         (

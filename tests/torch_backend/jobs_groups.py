@@ -69,14 +69,11 @@ def groups_of_all_kinds(store, is_bound):
             backend_override={"rows": ("iris", torch_backend.Options(heap_size="8MiB", devices=("cpu",)))},
         )  # fmt: skip
         groups = {
-            "all": (dist.group.WORLD, [0, 1, 2, 3]),
-            "rows": (mesh.get_group("rows"), [column, column + 2]),
+            "all": (dist.group.WORLD, [0, 1, 2, 3]), "rows": (mesh.get_group("rows"), [column, column + 2]),
             "columns": (mesh.get_group("columns"), [2 * row, 2 * row + 1]),
-            "descending": (dist.new_group([2, 0]), [0, 2]),
-            "alone": (dist.new_group([3]), [3]),
-            "three": (dist.new_group([1, 3, 0]), [0, 1, 3]),
-            "gloo": (dist.new_group([1, 2], backend="gloo"), [1, 2]),
-        }
+            "descending": (dist.new_group([2, 0]), [0, 2]), "alone": (dist.new_group([3]), [3]),
+            "three": (dist.new_group([1, 3, 0]), [0, 1, 3]), "gloo": (dist.new_group([1, 2], backend="gloo"), [1, 2]),
+        }  # fmt: skip
         groups["split"] = dist.group.WORLD.split_group([column, column + 2]), [column, column + 2]
         level = dist.get_debug_level()
         dist.set_debug_level(dist.DebugLevel.DETAIL)
@@ -321,9 +318,7 @@ def memory_of_the_group(store):
     taken = []
 
     def parameters(backend):
-        mesh = init_device_mesh(
-            "cpu", (2, 2), mesh_dim_names=("copies", "parts"), backend_override={0: backend, 1: backend}
-        )
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"), backend_override={0: backend, 1: backend})
 
         net = small_net()
         for each in (*net, net):
@@ -333,7 +328,7 @@ def memory_of_the_group(store):
 
         def look():
             if backend == "iris":
-                operations = operations_of(mesh.get_group("parts"))
+                operations = operations_of(mesh.get_group("b"))
                 made = itertools.chain(*(each.values() for each in operations._buffers["cpu"]._made.values()))
                 buffers = [each.memory for same in made for each in same]
                 taken.append((len(buffers), all(map(operations.context().is_symmetric, buffers))))

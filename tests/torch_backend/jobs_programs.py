@@ -39,6 +39,15 @@ def by_hook(hook, **options):
     return program
 
 
+def unevenly(backend, group, device):
+    """Ranks with different numbers of steps."""
+    net = nn.parallel.DistributedDataParallel(block(device), process_group=group)
+    with net.join(divide_by_initial_world_size=False):
+        for step in range(2 + dist.get_rank()):
+            net(torch.full((3, SIZES[0]), step + 1.0, device=device)).sum().backward()
+    return [each.grad for each in net.parameters()]
+
+
 def by_sequence(backend, group, device):
     """Tensor parallelism with the tokens divided between the layers."""
     net, mesh = block(device), mesh_of(backend, device, "sequence")
@@ -103,10 +112,10 @@ def transformer(name):
 PROGRAMS = {
     "DDP, fp16": by_hook(default_hooks.fp16_compress_hook),
     "DDP, powerSGD": by_hook(powerSGD_hook.powerSGD_hook, matrix_approximation_rank=2, start_powerSGD_iter=2),
-    "sequence parallel": by_sequence,
+    "DDP, uneven": unevenly, "sequence parallel": by_sequence,
     **{f"ring attention, {name}": by_ring(name) for name in ("alltoall", "allgather")},
     **{f"transformer, {name}": transformer(name) for name in ("DDP", "FSDP2", "tensor parallel", "compiled")},
-}
+}  # fmt: skip
 
 
 def as_on_the_peer(store, name, device):

@@ -78,14 +78,10 @@ def collectives(ranks, device):
         "broadcast": (lambda x, **how: dist.broadcast(x, root, **how), lambda *k: [mine(*k)], False),
         "all_gather": (dist.all_gather, lambda *k: [listed(*k, seed=0), mine(*k)], False),
         "all_gather_into_tensor": (dist.all_gather_into_tensor, lambda s, d: [zeros(rows(s), d), mine(s, d)], False),
-        "gather": (
-            lambda o, x, **how: dist.gather(x, o if is_root else None, root, **how),
-            lambda *k: [listed(*k, seed=0), mine(*k)], False,
-        ),
-        "scatter": (
-            lambda o, x, **how: dist.scatter(o, x if is_root else None, root, **how),
-            lambda *k: [zeros(*k), listed(*k)], False,
-        ),
+        "gather": (lambda o, x, **how: dist.gather(x, o if is_root else None, root, **how),
+                   lambda *k: [listed(*k, seed=0), mine(*k)], False),
+        "scatter": (lambda o, x, **how: dist.scatter(o, x if is_root else None, root, **how),
+                    lambda *k: [zeros(*k), listed(*k)], False),
         "reduce_scatter": (dist.reduce_scatter, lambda *k: [zeros(*k), listed(*k)], True),
         "reduce_scatter_tensor": (dist.reduce_scatter_tensor, lambda s, d: [zeros(s, d), mine(rows(s), d)], True),
         "all_to_all": (dist.all_to_all, lambda *k: [listed(*k, seed=0), listed(*k)], False),
@@ -268,15 +264,19 @@ def calls(store):
     assert work.get_future().wait()[0].tolist() == x.tolist() == [size] * 4
     assert work.is_completed()
     work.wait()
-    assert [each.data_ptr() for found in (work.result(), work.get_future().value()) for each in found] == [
-        x.data_ptr()
-    ] * 2
-    again = torch.empty(2)
+    assert [each.data_ptr() for each in (*work.result(), *work.get_future().value())] == [x.data_ptr()] * 2
     with dist._coalescing_manager(device=torch.device("cpu"), async_ops=True) as several:
-        dist.irecv(again, (rank - 1) % size)
+        dist.irecv(again := torch.empty(2), (rank - 1) % size)
         dist.isend(torch.full((2,), rank + 5.0), (rank + 1) % size)
     several.wait()
     assert again.tolist() == [(rank - 1) % size + 5] * 2
+    with torch.inference_mode():
+        dist.all_gather(parts := [*torch.zeros(size, 2)], torch.full((2,), 1.0 * rank), async_op=True).wait()
+    assert [each.tolist() for each in parts] == [[peer] * 2 for peer in range(size)]
+    *_, work = [dist.all_reduce(y := torch.ones(1 << size), async_op=True) for size in (18, 18, 18, 2)]
+    y.requires_grad_()  # as torch does with what functional collectives return
+    work.wait()
+    assert y.tolist() == [size] * 4
     for op, factor in ((torch.distributed._make_nccl_premul_sum(0.5), 0.5), (dist.ReduceOp.AVG, 1 / size)):
         dist.all_reduce(x := torch.full((4,), rank + 1.0), op)
         assert x.tolist() == [size * (size + 1) / 2 * factor] * 4
@@ -396,21 +396,17 @@ def gradients(store):
     torch.manual_seed(1)
     b, c = torch.randn(4, 2 * size), torch.randn(4 * size, 3)
     cases = {
-        "all_reduce": (ops.all_reduce, "sum", group),
-        "average": (ops.all_reduce, "AVG", process_group),
-        "all_gather": (ops.all_gather, group),
-        "reduce_scatter": (ops.reduce_scatter, "sum", group),
-        "all_to_all": (ops.all_to_all, group),
-        "broadcast": (ops.broadcast, 1, process_group),
-        "reduce": (ops.reduce, 1, process_group),
-        "all_gather_matmul": (ops.all_gather_matmul, b, None, group),
+        "all_reduce": (ops.all_reduce, "sum", group), "average": (ops.all_reduce, "AVG", process_group),
+        "all_gather": (ops.all_gather, group), "reduce_scatter": (ops.reduce_scatter, "sum", group),
+        "all_to_all": (ops.all_to_all, group), "broadcast": (ops.broadcast, 1, process_group),
+        "reduce": (ops.reduce, 1, process_group), "all_gather_matmul": (ops.all_gather_matmul, b, None, group),
         "of columns": (ops.all_gather_matmul, c, c[0], group, 1),
-        "matmul_reduce_scatter": (ops.matmul_reduce_scatter, b, None, group),
         "matmul_all_reduce": (ops.matmul_all_reduce, b, None, group),
+        "matmul_reduce_scatter": (ops.matmul_reduce_scatter, b, None, group),
         "matmul_all_gather": (ops.matmul_all_gather, b, lambda x: x[:, :1], group),
         "beside each other": (ops.matmul_all_gather, b, lambda x: (x @ b)[:1], group, 1),
         "norm": (lambda x, *how: torch.cat(ops.all_reduce_rms_norm(x, 2 * x, *how)), b[:, 0], 1e-3, group),
-    }
+    }  # fmt: skip
     for name, (op, *how) in cases.items():
 
         def case(x, op=op, how=how, **out):

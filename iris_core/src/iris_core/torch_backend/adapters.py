@@ -39,9 +39,7 @@ def _method(name: str) -> Callable[..., Any]:
 
 def _operations(about: Any, find: Callable[[], Any], options: Options | None) -> GroupOperations:
     if options is not None and not isinstance(options, Options):
-        raise TypeError(
-            f"pg_options of backend iris is an iris_core.torch_backend.Options, not {type(options).__name__}"
-        )
+        raise TypeError(f"pg_options of backend iris: iris_core.torch_backend.Options, not {type(options).__name__}")
     return GroupOperations(about.store, about.group_rank, about.group_size, about.timeout, find, options)
 
 
@@ -222,6 +220,19 @@ class IrisProcessGroup(_Methods, DirectGroup):
     def eager_connect_single_device(self, device: torch.device) -> None:
         """Bind the group to a device, for its contexts; they are opened by the first collective all the same."""
         self.bound_device_id = device
+
+
+_awaited: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+_await = c10d.Reducer._set_forward_pass_work_handle
+
+
+def _keep(reducer: Any, work: Any, *about: Any) -> None:
+    """Keep a work that DDP's `join` waits for: without its part in Python, C++ waits without end."""
+    _awaited[reducer] = work
+    _await(reducer, work, *about)
+
+
+c10d.Reducer._set_forward_pass_work_handle = _keep  # type: ignore[assignment]
 
 
 def _is_alone(replaced: dist.ProcessGroup | None) -> bool:

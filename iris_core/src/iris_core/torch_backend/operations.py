@@ -8,7 +8,6 @@ GPUs, gloo's on CPUs.
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
@@ -210,11 +209,11 @@ class GroupOperations:
             if device.type == "cpu":
                 self._raise_new()
             return self._begun(done)  # torch asks for nothing but its end
-        record = begin_event(name, tensors, result)
+        record, is_inference = begin_event(name, tensors, result), torch.is_inference_mode_enabled()
 
         def run() -> None:
-            try:
-                with torch.no_grad() if is_recorded else contextlib.nullcontext():
+            try:  # perhaps in a thread, and when torch has marked the output to have a gradient
+                with torch.inference_mode() if is_inference else torch.no_grad():
                     call(ccl)
                     if device.type == "cpu":
                         self._raise_new()
@@ -237,9 +236,7 @@ class GroupOperations:
             if not is_async:
                 run()
                 return DoneWork(result, device)
-            side = self._sides.get(device)
-            if side is None:
-                side = self._sides[device] = SideStream(device.index)
+            side = self._sides.get(device) or self._sides.setdefault(device, SideStream(device.index))
             side.follow()
             try:
                 on_stream(side.stream, run)
@@ -346,9 +343,7 @@ class GroupOperations:
         if not self._serves(tensor):
             return self._pass_on("broadcast", tensor, [tensor], opts)
         root = _option(opts, "rootRank", 0)
-        return self._launch(
-            "broadcast", opts, tensor.device, [tensor], [tensor], lambda ccl: ccl.broadcast(tensor, root)
-        )
+        return self._launch("broadcast", opts, tensor.device, [tensor], [tensor], lambda c: c.broadcast(tensor, root))
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
         inputs = _listed(inputs)
@@ -397,8 +392,7 @@ class GroupOperations:
         (input,) = _listed(inputs)
         if not self._serves(input):
             return self._pass_on("gather", input, outputs, [input], opts)
-        root = _option(opts, "rootRank", 0)
-        is_root = root == self._rank
+        is_root = (root := _option(opts, "rootRank", 0)) == self._rank
         parts = [*itertools.chain(*outputs)] if is_root else []
 
         def call(ccl: Collectives) -> None:
@@ -415,8 +409,7 @@ class GroupOperations:
         (output,) = _listed(outputs)
         if not self._serves(output):
             return self._pass_on("scatter", output, [output], inputs, opts)
-        root = _option(opts, "rootRank", 0)
-        is_root = root == self._rank
+        is_root = (root := _option(opts, "rootRank", 0)) == self._rank
         parts = [*itertools.chain(*inputs)] if is_root else []
 
         def call(ccl: Collectives) -> None:
@@ -440,16 +433,14 @@ class GroupOperations:
         return self._launch("all_to_all", opts, input.device, [output, input], [output], call)
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
-        outputs, inputs = list(outputs), list(inputs)
-        first = inputs[0]
+        outputs, inputs, first = list(outputs), list(inputs), inputs[0]
         if not self._serves(first):
             return self._pass_on("alltoall", first, outputs, inputs, opts)
 
         def call(ccl: Collectives) -> None:
             # parts may be uneven on some rank, which the others do not know: all of them pass sizes
             given, taken = [each.numel() for each in inputs], [each.numel() for each in outputs]
-            received = first.new_empty(sum(taken))
-            sent = torch.cat([each.reshape(-1) for each in inputs])
+            received, sent = first.new_empty(sum(taken)), torch.cat([each.reshape(-1) for each in inputs])
             ccl.all_to_all(received, sent, output_split_sizes=taken, input_split_sizes=given)
             _copy(outputs, [part.view(each.shape) for part, each in zip(received.split(taken), outputs, strict=True)])
 
