@@ -85,6 +85,7 @@ def calls_of(ctx, x, y, group):
         "all_reduce": lambda: reduce(y, x),
         "all_reduce of another kind": lambda: reduce(y[:3], x[:3]),
         "one_shot": lambda: reduce(y, x, config=Config(algorithm="one_shot")),
+        "staged": lambda: ctx.ccl.all_gather(torch.cat([b] * ctx.num_ranks), a, config=Config(algorithm="pull")),
         "one_shot of half": lambda: reduce(y[:3], x[:3], config=Config(algorithm="one_shot")),
         "async": lambda: reduce(y, x, async_op=True).wait(),
         "matmul_all_reduce": lambda: ctx.ops.matmul_all_reduce(out, a, b),
@@ -123,7 +124,7 @@ def goes_wrong(ctx, before, made, following, groups=None, resets=True):
         y.zero_()
         calls[name]()
         sums = [float(len(group) if group else ctx.num_ranks)]
-        wanted = {"message": [1.0] * (ctx.cur_rank == 1), "device_barrier": []}.get(name, sums)
+        wanted = {"message": [1.0] * (ctx.cur_rank == 1), "device_barrier": [], "staged": []}.get(name, sums)
         assert y[y != 0].unique().tolist() == wanted
     ctx.device_barrier()
     ctx.barrier()
@@ -241,12 +242,8 @@ def late(device, folder):
         assert any(text.startswith(f"rank {rank} no longer waits for rank") for text in records)
 
 
-FOLLOWING = [
-    "all_reduce", "all_reduce of another kind", "async", "matmul_all_reduce", "device_barrier", "ccl.barrier",
-    "barrier",
-]  # fmt: skip
-
-
+BARRIERS = "device_barrier", "ccl.barrier", "barrier"
+FOLLOWING = "all_reduce", "all_reduce of another kind", "async", "matmul_all_reduce", *BARRIERS
 SELDOM = pytest.mark.exhaustive(device="cpu")
 
 
@@ -283,6 +280,8 @@ TWO = (0, 1), (2, 3)
                    marks=marks) for n, marks in ((2, SELDOM), (3, ()))),
     (("all_reduce",), ("all_reduce", "", "all_reduce", "all_reduce"), "all_reduce", TWO, True, 4,
      [("DeviceTimeoutError", 0, 1, "all_reduce")] * 2 + [None] * 2),  # other groups go on
+    (("one_shot", "staged"), ("one_shot", ""), "barrier", None, True, 2,  # what rank 1 sent before is no place
+     [("DeviceTimeoutError", 0, 1, op) for op in ("all_reduce", "all_gather")]),
     (("message",), ("message of less",) * 2 + ("",), "barrier", None, False, 3,
      [("DeviceError", 1, 0, "recv")] * 2 + [None]),  # other ranks hear nothing of messages
 ])  # fmt: skip

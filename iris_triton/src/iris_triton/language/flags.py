@@ -210,7 +210,7 @@ def _program():
 
 
 @triton.jit
-def _await_each(
+def await_each(
     pointers, expected, mask, cmp: tl.constexpr, sem: tl.constexpr, scope: tl.constexpr, timeout_ns, status_word, rank
 ):
     """Wait in every thread for its flags of a block; return the last values seen."""
@@ -445,7 +445,7 @@ def await_flag(
     if is_cuda():
         thread = lanes(num_threads())
         polling = thread < _POLLING_LANES
-        seen = _await_each(pointer + thread * 0, expected, polling, cmp, sem, scope, timeout_ns, status_word, rank)
+        seen = await_each(pointer + thread * 0, expected, polling, cmp, sem, scope, timeout_ns, status_word, rank)
         tl.debug_barrier()
         return tl.max(tl.where(polling, seen, _lowest(pointer.dtype.element_ty)), axis=0)
     else:
@@ -462,7 +462,7 @@ def await_own_flag(
     Nothing is synchronised: a thread that goes on knows of its own wait only.
     """
     if is_cuda():
-        _await_each(pointer, expected, pointer.to(tl.int64) != 0, cmp, sem, scope, timeout_ns, status_word, rank)
+        await_each(pointer, expected, pointer.to(tl.int64) != 0, cmp, sem, scope, timeout_ns, status_word, rank)
     else:
         spin(pointer, expected, cmp, sem, scope, timeout_ns, status_word, rank)
 
@@ -477,7 +477,7 @@ def await_flags(
     hold must repeat one where it does.
     """
     if is_cuda():
-        _await_each(pointers, expected, mask, cmp, sem, scope, timeout_ns, status_word, rank)
+        await_each(pointers, expected, mask, cmp, sem, scope, timeout_ns, status_word, rank)
         tl.debug_barrier()
     else:
         spin(pointers, expected, cmp, sem, scope, timeout_ns, status_word, rank)

@@ -91,7 +91,7 @@ def split(
                         mask = (packet < cap).to(tl.int32)
                         push(packet.to(tl.int64) * 16 + there, encode(words, mark, flags, ENC), mask, flags, ENC)
             if c == 1:
-                await_all(row, turn, timeout_ns, status, rank, N)
+                await_all(row, me, turn, timeout_ns, status, rank, N)
             if c > 0:
                 await_flag(local + pair, c, "ge", "acquire", "gpu", timeout_ns, tl.cast(status, tl.int64), rank)
                 for i in tl.range(0, N - 1, loop_unroll_factor=1):
@@ -116,7 +116,7 @@ def split(
         tl.store(local + pair, 0)
         turn += 1
         arrive(row, bases, me, turn, N)
-        await_all(row, turn, timeout_ns, status, rank, N)
+        await_all(row, me, turn, timeout_ns, status, rank, N)
         leave(row, turn, N)
     else:
         for c in range(chunks):

@@ -14,9 +14,10 @@ two launches overlap on a device, as those of two graphs may, the second one rep
 
 import triton
 import triton.language as tl
+from triton.language.target_info import is_cuda
 
 from iris_core.device.context_words import KIND_BITS, MismatchCode
-from iris_triton.language.flags import await_flags, lanes_for, poll, report_difference, set_flag, set_flags
+from iris_triton.language.flags import await_each, lanes_for, poll, report_difference, set_flag, set_flags, spin
 from iris_triton.language.sync import gather_stores
 
 _KIND = tl.constexpr(int(MismatchCode.KIND))
@@ -163,13 +164,24 @@ def arrive(row, bases, me, epoch, SIZE: tl.constexpr):
 
 
 @triton.jit
-def await_all(row, epoch, timeout_ns, status, rank, SIZE: tl.constexpr):
-    """Wait for all members' flags: the second half of `barrier`."""
+def await_all(row, me, epoch, timeout_ns, status, rank, SIZE: tl.constexpr):
+    """Wait for all members' flags: the second half of `barrier`.
+
+    Of members that have not come in time, the words are an earlier call's, and may be no places: this rank's replace
+    them, so that what follows addresses memory that there is.
+    """
     lanes = lanes_for(SIZE)
-    await_flags(
-        row + lanes % SIZE, epoch, lanes < SIZE, "reached", "acquire", "sys",
-        timeout_ns, tl.cast(status, tl.int64), rank
-    )  # fmt: skip
+    flags, status = row + lanes % SIZE, tl.cast(status, tl.int64)
+    if is_cuda():
+        seen = await_each(flags, epoch, lanes < SIZE, "reached", "acquire", "sys", timeout_ns, status, rank)
+    else:
+        spin(flags, epoch, "reached", "acquire", "sys", timeout_ns, status, rank)
+        seen = poll(flags, "relaxed", "sys")
+    late = (lanes < SIZE) & (seen < epoch)
+    for i in tl.static_range(1, 3):
+        own = tl.load(row + i * SIZE + me + lanes * 0, mask=late, other=0)
+        tl.store(row + i * SIZE + lanes % SIZE, own, mask=late)
+    tl.debug_barrier()
 
 
 @triton.jit
@@ -185,7 +197,7 @@ def barrier(row, bases, me, epoch, timeout_ns, status, rank, SIZE: tl.constexpr)
     """
     arrive(row, bases, me, epoch, SIZE)
     claim(row, me, epoch, status, rank, SIZE)  # while the others' flags are on their way
-    await_all(row, epoch, timeout_ns, status, rank, SIZE)
+    await_all(row, me, epoch, timeout_ns, status, rank, SIZE)
 
 
 @triton.jit

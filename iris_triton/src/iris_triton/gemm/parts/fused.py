@@ -70,18 +70,11 @@ def tiling(request: FusedRequest, rows: int, inner: int, usual: tuple[int, int, 
     # tl.dot knows TF32 on NVIDIA; on AMD there is float32 itself in the matrix units
     precision = "tf32" if request.options["tf32"] and request.target.type is DeviceType.CUDA else "ieee"
     constants = {
-        "BM": m,
-        "BN": n,
-        "BK": k,
-        "GROUP": config.get("group_size_m", 8),
-        "EVEN_K": inner % k == 0,
-        "PRECISION": precision,
-        "A_CACHE": config.get("cache_modifier_a", ""),
+        "BM": m, "BN": n, "BK": k, "GROUP": config.get("group_size_m", 8), "EVEN_K": inner % k == 0,
+        "PRECISION": precision, "STAGES": config.get("num_stages", stages), "XCDS": config.get("num_xcds", 1),
+        "CHUNK": config.get("chunk_size", 1), "A_CACHE": config.get("cache_modifier_a", ""),
         "B_CACHE": config.get("cache_modifier_b", ""),
-        "STAGES": config.get("num_stages", stages),
-        "XCDS": config.get("num_xcds", 1),
-        "CHUNK": config.get("chunk_size", 1),
-    }
+    }  # fmt: skip
     return Tiling(m, n, constants, {"num_warps": config.get("num_warps", warps)})
 
 
@@ -255,13 +248,9 @@ def arguments_of(request: FusedRequest, tiles: Tiling, rows: int, out_stride: tu
 
 
 def bind(
-    request: FusedRequest,
-    host: Host,
-    kernel: Any,
-    programs: int,
-    arguments: Mapping[str, Any],
+    request: FusedRequest, host: Host, kernel: Any, programs: int, arguments: Mapping[str, Any],
     options: Mapping[str, Any],
-) -> BoundKernel:
+) -> BoundKernel:  # fmt: skip
     """Bind a kernel to all that it takes, of the arguments or of what every kernel has, but the tensors of a call.
 
     These are the output, A, B and, if there are any, the bias and the scales: those of them that the kernel takes, in
