@@ -164,24 +164,30 @@ def arrive(row, bases, me, epoch, SIZE: tl.constexpr):
 
 
 @triton.jit
-def await_all(row, me, epoch, timeout_ns, status, rank, SIZE: tl.constexpr):
-    """Wait for all members' flags: the second half of `barrier`.
+def _replace_words(row, me, lanes, seen, epoch, SIZE: tl.constexpr):
+    """Replace the words of members that have not come in time, which are an earlier call's, by this rank's own.
 
-    Of members that have not come in time, the words are an earlier call's, and may be no places: this rank's replace
-    them, so that what follows addresses memory that there is.
+    Those may be no places; so what follows addresses memory that there is.
     """
-    lanes = lanes_for(SIZE)
-    flags, status = row + lanes % SIZE, tl.cast(status, tl.int64)
-    if is_cuda():
-        seen = await_each(flags, epoch, lanes < SIZE, "reached", "acquire", "sys", timeout_ns, status, rank)
-    else:
-        spin(flags, epoch, "reached", "acquire", "sys", timeout_ns, status, rank)
-        seen = poll(flags, "relaxed", "sys")
     late = (lanes < SIZE) & (seen < epoch)
     for i in tl.static_range(1, 3):
         own = tl.load(row + i * SIZE + me + lanes * 0, mask=late, other=0)
         tl.store(row + i * SIZE + lanes % SIZE, own, mask=late)
     tl.debug_barrier()
+
+
+@triton.jit
+def await_all(row, me, epoch, timeout_ns, status, rank, SIZE: tl.constexpr):
+    """Wait for all members' flags: the second half of `barrier`."""
+    lanes = lanes_for(SIZE)
+    flags, status = row + lanes % SIZE, tl.cast(status, tl.int64)
+    if is_cuda():
+        seen = await_each(flags, epoch, lanes < SIZE, "reached", "acquire", "sys", timeout_ns, status, rank)
+        _replace_words(row, me, lanes, seen, epoch, SIZE)
+    else:
+        place, _ = spin(flags, epoch, "reached", "acquire", "sys", timeout_ns, status, rank)
+        if place > 0:
+            _replace_words(row, me, lanes, poll(flags, "relaxed", "sys"), epoch, SIZE)
 
 
 @triton.jit

@@ -160,15 +160,9 @@ class KernelCollective:
 
     @staticmethod
     def bind(
-        kernel: Any,
-        team: Team,
-        blocks: Blocks,
-        arguments: dict[str, Any],
-        carrier: Carrier | None,
-        memory: torch.Tensor | None = None,
-        firsts: Iterable[int] = (),
-        more: tuple[str, ...] = (),
-    ) -> Plan:
+        kernel: Any, team: Team, blocks: Blocks, arguments: dict[str, Any], carrier: Carrier | None,
+        memory: torch.Tensor | None = None, firsts: Iterable[int] = (), more: tuple[str, ...] = (),
+    ) -> Plan:  # fmt: skip
         """Make a plan of a kernel that takes all arguments but the tensors; of a launch for each `first`, if any.
 
         `more` are names of tensors after the output and the input.
