@@ -72,6 +72,7 @@ def run(args: argparse.Namespace) -> int:
     folder = Path(args.out).parent if args.out else Path(settings.cache_dir) / ("ops" if args.ops else "ccl")
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
         writable(args.out or str(folder / "table"))
     except OSError as error:
         raise ArgumentError(f"no file can be made in {folder} ({error.strerror}): name one by --out") from error

@@ -214,7 +214,6 @@ class Registry:
                 if record.info is None or record.kind is PluginKind.OBSERVER or record.state is PluginState.CREATED:
                     continue
                 answers = [self.probe(record, DeviceTarget(device)) for device in sorted(record.info.devices)]
-                self.settings_class(record)
             except errors.PluginError as error:
                 logger.debug("%s", error, exc_info=error)  # the record keeps it
                 continue
@@ -226,7 +225,7 @@ class Registry:
     # -- calling one plugin -------------------------------------------------------------------------------------------
     def settings_class(self, record: PluginRecord) -> type[PluginSettings]:
         """Return the class of a plugin's settings; PluginLoadError if it raised or returned something else."""
-        from iris_core.settings import PluginSettings  # pydantic is heavy, and listing plugins does not need it
+        from iris_core.settings import PluginSettings  # pydantic is heavy
 
         cls = self._call(record, "iris_plugin_settings")
         if isinstance(cls, type) and issubclass(cls, PluginSettings):
@@ -234,11 +233,12 @@ class Registry:
         raise record.fail(record.wrong_result("iris_plugin_settings", "a subclass of PluginSettings", cls))
 
     def probe(self, record: PluginRecord, target: DeviceTarget) -> Availability:
-        """Ask a plugin whether it can be used on a device; raises like `settings_class`."""
+        """Ask a plugin whether it can be used on a device; raises like `settings_class`, which it needs, too."""
         answer = self._call(record, "iris_plugin_probe", target=target)
-        if isinstance(answer, Availability):
-            return answer
-        raise record.fail(record.wrong_result("iris_plugin_probe", "an Availability", answer))
+        if not isinstance(answer, Availability):
+            raise record.fail(record.wrong_result("iris_plugin_probe", "an Availability", answer))
+        self.settings_class(record)
+        return answer
 
     def create(self, record: PluginRecord, request: CreateRequest) -> Any:
         """Let a plugin create its allocator, backend or collective.

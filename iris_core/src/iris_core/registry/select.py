@@ -153,7 +153,6 @@ class _Search:
             return False
         try:
             answer = self.registry.probe(candidate.record, target)
-            self.registry.settings_class(candidate.record)
         except PluginError as error:
             if candidate.asked_by:
                 raise

@@ -267,11 +267,11 @@ def operations_of(group: dist.ProcessGroup | None) -> GroupOperations:
     if found is dist.GroupMember.NON_GROUP_MEMBER:
         raise GroupError("this rank is not a member of the process group")
     operations: GroupOperations | None = getattr(found, "operations", None)
-    if operations is None and isinstance(found, dist.ProcessGroup):
+    if operations is None:
         for device in found._device_types:
             backend: object = found._get_backend(device)
             operations = operations or getattr(getattr(backend, "wrapped_pg", backend), "operations", None)
-        found = f"group {found.group_name!r} of backend {dist.get_backend(found)!r}"
     if operations is None:
-        raise ArgumentError(f"{found} is no process group of backend {NAME!r}")
+        about = f"group {found.group_name!r} of backend {dist.get_backend(found)!r}"
+        raise ArgumentError(f"{about} is no process group of backend {NAME!r}")
     return operations

@@ -352,7 +352,7 @@ class PacketProduct(Fused):
         rows = max(16, min(_FEW_ROWS, triton.next_power_of_2(request.m)))
         tiles_m = -(-request.m // rows)
         shared = _SHARED_NBYTES.get(request.target.arch, _SHARED_NBYTES[""])
-        can_be_wide = 64 <= rows <= shared // 512 - 256 and request.scales != "blocks"  # which has four stages
+        can_be_wide = rows >= 64 and 4 * 128 * (rows + 256) <= shared and request.scales != "blocks"  # by four stages
         widths = (64, 128, 256) if can_be_wide else (64, 128)  # A is read once for each tile of columns
         usual = next((each for each in widths if tiles_m * -(-request.n // each) <= most), widths[-1])
         columns = config.get("block_size_n", usual)

@@ -114,7 +114,7 @@ def begin_event(words, rank, event_id: tl.constexpr, target_rank, address, pid_m
     elif mask is None:
         _put(words, "payload_size", index, payload, kept)
     else:
-        _put(words, "payload_size", index, _count(mask & (at == at)) * payload, kept)
+        _put(words, "payload_size", index, _count(mask & (at == at)) * payload, kept)  # spread over the block
     program = tl.program_id(0) + tl.num_programs(0) * (tl.program_id(1) + tl.num_programs(1) * tl.program_id(2))
     _put(words, "event_id", index, event_id, kept)
     _put(words, "pid", index, program, kept)
