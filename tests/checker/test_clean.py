@@ -60,7 +60,7 @@ def test_training(tmp_path, name):
 
 def fused_cases(num_ranks, some):
     gathered = [case for case in scaled_cases(num_ranks) if case.op == "all_gather_matmul"]  # scales travel, too
-    return [*some(all_cases(num_ranks), 24), *some(gathered, 2)]
+    return [*some(all_cases(num_ranks), 36), *some(gathered, 4)]
 
 
 NORMS = [
@@ -78,7 +78,7 @@ OPERATIONS = {
     "ways": ("jobs_ccl", lambda num_ranks, some: some(way_cases(num_ranks), 14)),
     "places": ("jobs_ccl", lambda num_ranks, some: some(place_cases(), 24)),
     "shapes": ("jobs_ccl", lambda num_ranks, some: some(shape_cases(), 24)),
-    "switch": ("jobs_ccl", lambda num_ranks, some: [*some(switch_cases(), 4), ON_HEAP]),
+    "switch": ("jobs_ccl", lambda num_ranks, some: [*some(switch_cases(), 8), ON_HEAP]),
     "fused": ("jobs_ops", fused_cases),
     "norms": ("jobs_norm", lambda num_ranks, some: NORMS),
 }

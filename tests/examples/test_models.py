@@ -111,9 +111,9 @@ def test_torchrun_starts_again_where_a_lost_rank_had_stopped(tmp_path):
     """With the variable that the example names: without it, no second attempt can begin."""
     name, value = re.search(r"(TORCH_\w+)=(\w+) torchrun", (EXAMPLES / "60_two_nodes.py").read_text()).groups()
     environ = {**os.environ, name: value, "OMP_NUM_THREADS": "1"}
-    options = "--nproc-per-node=4", "--max-restarts=1", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"
-    done = forked.run(dies_once.run, 2, str(tmp_path), "2x2", *options, environ=environ, timeout_s=240.0)
+    options = "--nproc-per-node=2", "--max-restarts=1", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"
+    done = forked.run(dies_once.run, 2, str(tmp_path), "2x1", *options, environ=environ, timeout_s=240.0)
     assert done.returncode == 0, done.stderr
     assert sorted(path.parent.name for path in tmp_path.glob("*/.metadata")) == ["000001", "000002"]
-    said = [f"rank {rank} of 4 on cpu: 2 nodes, 1 losses as alone" for rank in range(4)]
+    said = [f"rank {rank} of 2 on cpu: 2 nodes, 1 losses as alone" for rank in range(2)]
     assert sorted(done.stdout.splitlines()) == said

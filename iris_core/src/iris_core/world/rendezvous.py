@@ -44,7 +44,6 @@ VARIABLE = "IRIS_NODES"
 
 _HELLO = 255  # kind of the first frame, which shows the token of the receiver's card
 _PAUSE_S = 0.001, 0.02  # between two looks into the folder: at first, at most
-_OLD_S = 86400.0
 _PF_EXITING = 4  # of a process's flags: its connections may be closed already
 _KINDS = errors.PeerLostError, errors.CollectiveTimeoutError, errors.UnsupportedError, errors.IrisError
 _ERRORS = {each.__name__: each for each in _KINDS}
@@ -135,7 +134,7 @@ class Folder:
 
 
 def private_folder() -> str:
-    """Make or find this user's folder for the files that ranks share; remove in it what none has used for a day."""
+    """Make or find this user's folder for the files that ranks share; remove there, once, what is a day old."""
     refused: Exception | None = None
     for place in filter(None, (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/dev/shm")):
         path = os.path.join(place, f"iris-{os.geteuid()}")
@@ -152,10 +151,11 @@ def private_folder() -> str:
     raise errors.IrisError(f"no folder for the rendezvous of ranks: {refused}")
 
 
+@functools.cache  # once: hundreds of folders may be there
 def _remove_old(base: str) -> None:
     for entry in os.scandir(base):
         with contextlib.suppress(OSError, errors.IrisError, ValueError):
-            if time.time() - entry.stat(follow_symlinks=False).st_mtime > _OLD_S:
+            if time.time() - entry.stat(follow_symlinks=False).st_mtime > 86400:
                 with contextlib.closing(Folder(entry.path)) as old:
                     if not old.is_used():
                         shutil.rmtree(entry.path)
