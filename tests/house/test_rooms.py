@@ -53,7 +53,7 @@ BUDGETS = {
     "iris_core/providers": 2081,
     "iris_core/registry": 873,
     "iris_core/testing": 1944,
-    "iris_core/torch_backend": 2388,
+    "iris_core/torch_backend": 2389,
     "iris_core/tracing": 476,
     "iris_core/tuning": 410,
     "iris_core/world": 2188,
@@ -78,7 +78,7 @@ BUDGETS = {
 
 # What came after the rooms were built, in whose budgets it is: lines at most of each, and the modules and packages.
 FEATURES = {
-    "PyTorch": (2577, ("iris_core.torch_backend", "iris_core.dispatch.traced")),
+    "PyTorch": (2578, ("iris_core.torch_backend", "iris_core.dispatch.traced")),
     "engines of torch.distributed, several nodes": (
         2641,
         (

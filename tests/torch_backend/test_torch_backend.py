@@ -62,8 +62,7 @@ def on_ranks(ranks, tmp_path):
 @pytest.mark.parametrize(
     ("device", "num_ranks", "nodes"),
     [
-        ("cpu", 3, ""), ("cpu", 4, "3+1"),
-        *(pytest.param("cuda", each, "", marks=apart(each)) for each in (2, 4)),
+        ("cpu", 3, ""), ("cpu", 4, "3+1"), *(pytest.param("cuda", each, "", marks=apart(each)) for each in (2, 4)),
         pytest.param("cuda", 4, "2x2", marks=apart(4)),
     ],
 )  # fmt: skip
@@ -105,8 +104,7 @@ def test_the_programs_of_the_page_run(ranks, number):
 @pytest.mark.parametrize(
     ("device", "num_ranks", "by"),
     [
-        *(("cpu", 3, each) for each in ("sum", "DDP", "messages")),
-        ("cpu", 2, "barrier"),
+        *(("cpu", n, each) for n, each in ((3, "sum"), (3, "DDP"), (3, "messages"), (2, "barrier"))),
         *(pytest.param("cuda", n, each, marks=apart(n)) for n in (2, 4) for each in ("sum", "DDP")),
     ],
 )

@@ -17,11 +17,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
+from torch._C._dynamo import eval_frame
 
 from iris_core.errors import ArgumentError, GroupError, UnsupportedError
 from iris_core.torch_backend.operations import METHODS, OLDER, GroupOperations
 from iris_core.torch_backend.options import IS_BACKEND, Options, uncopied
-from iris_core.torch_backend.work import PassedWork
+from iris_core.torch_backend.work import DoneWork, PassedWork
 from iris_core.world.group import process_group_of
 
 NAME = "iris"
@@ -72,6 +73,10 @@ class _Methods:
 
 for _name, _newer in {**dict(zip(METHODS, METHODS, strict=True)), **OLDER}.items():
     setattr(_Methods, _name, _method(_newer))
+_LEFT = eval_frame._FrameExecStrategy(*[eval_frame._FrameAction.SKIP] * 2)  # else compiled programs have these compiled
+for _class in (_Methods, GroupOperations, PassedWork, DoneWork, *DoneWork.__subclasses__()):
+    for _code in filter(None, (getattr(each, "__code__", None) for each in vars(_class).values())):
+        eval_frame.set_code_exec_strategy(_code, _LEFT)
 
 
 _open: set[IrisBackend] = set()  # torch's wrapper for TORCH_DISTRIBUTED_DEBUG=DETAIL lets what is Python's of it go

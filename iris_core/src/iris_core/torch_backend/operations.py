@@ -33,16 +33,12 @@ from iris_core.types import ReduceOp
 
 _is_profiled: Callable[[], bool] = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
 _ALIASES = {
-    "all_gather_single": "_allgather_base",
-    "reduce_scatter_single": "_reduce_scatter_base",
-    "all_to_all_single": "alltoall_base",
-    "all_gather_single_coalesced": "allgather_into_tensor_coalesced",
+    "all_gather_single": "_allgather_base", "reduce_scatter_single": "_reduce_scatter_base",
+    "all_to_all_single": "alltoall_base", "all_gather_single_coalesced": "allgather_into_tensor_coalesced",
     "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
-    "start_coalescing": "_start_coalescing",
-    "end_coalescing": "_end_coalescing",
-    "reset_sequence": "_set_sequence_number_for_group",
-    "sequence": "_get_sequence_number_for_group",
-}
+    "start_coalescing": "_start_coalescing", "end_coalescing": "_end_coalescing",
+    "reset_sequence": "_set_sequence_number_for_group", "sequence": "_get_sequence_number_for_group",
+}  # fmt: skip
 """torch's newer name of a method, or ours, and the older one."""
 
 
