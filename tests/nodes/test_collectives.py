@@ -33,7 +33,7 @@ def test_collectives_are_right(pool, group, some):
     """All calls in one world; the groups have different ones, and together every one."""
     nodes, members, levels = GROUPS[group]
     number, size = list(GROUPS).index(group), {"3x2": 6, "2x4": 8}.get(nodes, 4)
-    every = 1 if len(some(GROUPS, 2)) == len(GROUPS) else len(GROUPS) * (size // 4)  # all ranks share the cores
+    every = len(GROUPS) // len(some(GROUPS, len(GROUPS)))
     call = jobs.collectives, members, "elements, shapes, ways", every, number % every, 2 if every == 1 else 1
     for wrong, (served, chunks) in pool.run(divided, size, nodes, *call):
         assert wrong == []

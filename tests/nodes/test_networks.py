@@ -47,7 +47,8 @@ def networks(nodes):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("nodes", "per_node", "lost", "last"), [
-    (2, 2, 1, "wait"), (3, 2, 0, "call"), pytest.param(2, 4, 1, "wait", marks=pytest.mark.exhaustive),
+    (2, 2, 1, "call"), (2, 2, 1, "wait"), (3, 2, 0, "call"),
+    pytest.param(2, 4, 1, "wait", marks=pytest.mark.exhaustive),
 ])  # fmt: skip
 def test_a_world_of_several_networks(server, networks, nodes, per_node, lost, last):
     """At last a node dies: the one with torch's store, or another one, which others notice or which is only silent."""

@@ -388,6 +388,21 @@ def program(text, port):
     return x.tolist(), None if x.grad is None else x.grad.tolist(), dist.is_initialized()
 
 
+def where_a_graph_breaks(store):
+    """The first call of a group, where the graph of compiled code breaks; the compiler leaves alone what it does."""
+    _, size = start(store)
+    compiled = []
+
+    def step(x):
+        torch._dynamo.graph_break()
+        dist.all_reduce(x, async_op=True).wait()
+        return x + 1
+
+    with torch._dynamo.convert_frame.register_bytecode_hook(lambda code, _: compiled.append(code.co_filename)):
+        assert torch.compile(step, backend="aot_eager")(torch.ones(2)).tolist() == [size + 1] * 2
+    assert {"iris_core/" in each for each in compiled} == {False}
+
+
 def gradients(store):
     """Gradients of `torch.ops.iris.*` beside finite differences of the sum of all ranks' losses, by name."""
     rank, size = start(store)

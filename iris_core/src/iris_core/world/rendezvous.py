@@ -134,7 +134,7 @@ class Folder:
 
 
 def private_folder() -> str:
-    """Make or find this user's folder for the files that ranks share; remove there, once, what is a day old."""
+    """Make or find this user's folder for the files that ranks share; remove, once, what none has used for a day."""
     refused: Exception | None = None
     for place in filter(None, (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/dev/shm")):
         path = os.path.join(place, f"iris-{os.geteuid()}")
