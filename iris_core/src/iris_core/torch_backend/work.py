@@ -6,13 +6,13 @@ import concurrent.futures
 import contextlib
 import functools
 import threading
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils._mode_utils import no_dispatch
 
 from iris_core.api import Iris
 from iris_core.device.launch_order import SideStream
@@ -75,21 +75,22 @@ class DoneWork(dist.Work):
 class StreamWork(DoneWork):
     """An operation on a stream of its own; `wait` makes the current stream wait for it.
 
-    Its tensors live as long as it does, or until the stream that it was called on waits, and its result then as long as
-    others refer to it.  So torch's allocator, which takes a while to ask other streams, need not know of the stream (as
-    NCCL's works do from torch 2.8 on).
+    Its result lives as long as it does, its other tensors until the stream that it was called on waits.  So torch's
+    allocator, which takes a while to ask other streams, need not know of the stream (as NCCL's works do from torch 2.8
+    on).
     """
 
     def __init__(
         self, result: list[Any], device: torch.device, side: SideStream, tensors: Sequence[torch.Tensor]
     ) -> None:
-        super().__init__([*map(weakref.ref, result)], device)
+        super().__init__(result, device)
         self._tensors, self._caller, self._side, self._event = tensors, side.current(), side, side.mark()
 
     def __del__(self) -> None:
         if hasattr(self, "_event"):
-            for each in self._tensors:
-                each.record_stream(self._side.stream)
+            with no_dispatch():  # what runs as the work is collected may have fake tensors
+                for each in self._tensors:
+                    each.record_stream(self._side.stream)
             self._side.spare.append(self._event)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
@@ -101,9 +102,6 @@ class StreamWork(DoneWork):
 
     def is_completed(self) -> bool:
         return bool(self._event.query())
-
-    def result(self) -> list[Any]:
-        return [each for reference in self._result if (each := reference()) is not None]
 
     def _fulfil(self, future: torch.futures.Future[Any]) -> None:
         with torch.cuda.stream(self._side.stream):  # whose event the future takes
