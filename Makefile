@@ -24,7 +24,7 @@ COMMA := ,
 NEEDED := torch, triton, numpy, pluggy, pydantic_settings, importlib_metadata, rich, pytest
 WITH_GPU_PYTHON = python=$$($(MAKE) --no-print-directory --silent gpu-python) && echo "running with $$python" &&
 
-.PHONY: help demo test test-all coverage lint format docs gpu-test gpu-python test-triton test-nccl bench gpu-bench soak litmus clean
+.PHONY: help demo test test-all coverage lint format docs gpu-test gpu-python test-triton test-nccl bench gpu-bench soak litmus urls clean
 
 help:
 	@echo "make demo         the main job: a multi-rank Triton program, on GPUs where there are any, else on the CPU"
@@ -40,6 +40,7 @@ help:
 	@echo "make bench        the benchmarks of the CPU path; JSON under benchmarks/results"
 	@echo "make litmus       litmus tests of PTX under 2000 seeds each; SEEDS=100 for others"
 	@echo "make soak         whether memory, descriptors or threads grow, for SECONDS=120 on CPU ranks, then on 2 GPUs"
+	@echo "make urls URL=https://HOST/OWNER/NAME   states the addresses of a public repository in all four pyproject files"
 	@echo "make gpu-bench    remote memory access, bulk copies, GEMM and collectives on all GPUs; see docs/benchmarks.md"
 
 $(DEMO_STAMP): requirements.txt $(wildcard iris_*/pyproject.toml)
@@ -156,6 +157,11 @@ gpu-bench:
 SECONDS ?= 120
 soak:
 	@$(WITH_GPU_PYTHON) $$python benchmarks/soak.py --seconds $(SECONDS)
+
+urls:
+	@test -n "$(URL)" && ! grep '^\[project.urls\]' iris_*/pyproject.toml || { echo "say make urls URL=https://HOST/OWNER/NAME, once" >&2; exit 2; }
+	@printf '\n[project.urls]\n%s = "$(URL)%s"\n%s = "$(URL)%s"\n%s = "$(URL)%s"\n%s = "$(URL)%s"\n' Source "" \
+		Documentation /tree/main/docs Changelog /blob/main/CHANGELOG.md Issues /issues | tee -a iris_*/pyproject.toml
 
 clean:
 	rm -rf .venv $(GPU_VENV) .venv-triton-* build dist out

@@ -25,6 +25,7 @@ _PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
 _BUILD = "import os, sys, setuptools.build_meta as b; os.chdir(sys.argv[2]); b.build_wheel(sys.argv[1])"
 """What pip lets each pyproject.toml's backend do, and asks in processes of their own before."""
 _TIMEOUT_S = 300
+URL = "https://example.org/iris"
 
 
 def build_wheels(folder):
@@ -33,8 +34,9 @@ def build_wheels(folder):
         if importlib.util.find_spec(module) is None:
             pytest.skip(f"no wheel can be built without {module}")
     for source in (*(ROOT / name for name in FOLDERS), EXAMPLE):
-        copy = folder / "sources" / source.name
-        shutil.copytree(source, copy, ignore=_LEFTOVERS)  # building writes next to the sources
+        shutil.copytree(source, folder / "sources" / source.name, ignore=_LEFTOVERS)  # building writes next to them
+    subprocess.run(["make", "-f", ROOT / "Makefile", "urls", f"URL={URL}"], check=True, cwd=folder / "sources")
+    for copy in (folder / "sources").iterdir():
         command = [sys.executable, "-c", _BUILD, folder / "wheels", copy]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -53,8 +55,7 @@ class Environment:
         environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # this environment alone
         names = (wheel.name.partition("-")[0] for wheel in wheels.glob("*.whl"))
         options = ("--no-compile", "--no-index", "--find-links", wheels, "--no-deps", "--force-reinstall")
-        install = ("install", *options, *names)
-        for command in (install, ("check",)):
+        for command in (("install", *options, *names), ("check",)):
             run = [*_PIP, "--python", self.scripts / "python", *command]
             done = subprocess.run(run, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S, env=environ)
             assert done.returncode == 0 or command == ("check",), done.stdout + done.stderr
@@ -68,9 +69,8 @@ class Environment:
         ours = ("IRIS_", "PYTHON", "PYTEST_", "COV_", "COVERAGE_", "VIRTUAL_ENV")
         environ = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
         environ |= {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
-        command = [self.scripts / program, *map(str, arguments)]
         options = {"capture_output": True, "text": True, "cwd": self.folder, "env": environ, "timeout": _TIMEOUT_S}
-        done = subprocess.run(command, check=False, **options)
+        done = subprocess.run([self.scripts / program, *map(str, arguments)], check=False, **options)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -88,12 +88,13 @@ def installed(tmp_path_factory, wheels):
 def test_the_wheels_have_every_file_and_nothing_else(wheels):
     for folder in FOLDERS:
         (wheel,) = wheels.glob(f"{folder}-*.whl")
-        names = zipfile.ZipFile(wheel).namelist()
-        packed = {name for name in names if ".dist-info/" not in name}
-        assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+        archive = zipfile.ZipFile(wheel)
+        about = {name.partition(".dist-info/")[2]: name for name in archive.namelist() if ".dist-info/" in name}
+        assert "licenses/LICENSE" in about
+        assert f"Project-URL: Issues, {URL}/issues\n" in archive.read(about["METADATA"]).decode()
+        packed = {*archive.namelist()} - {*about.values()}
         source = wheels.parent / "sources" / folder / "src"  # the copies: somebody may be at work on the originals
-        files = (path for path in (source / folder).rglob("*") if path.is_file())
-        assert packed == {str(path.relative_to(source)) for path in files}
+        assert packed == {str(path.relative_to(source)) for path in (source / folder).rglob("*") if path.is_file()}
         assert f"{folder}/py.typed" in packed
 
 
