@@ -4,6 +4,7 @@ import itertools
 import os
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -98,6 +99,10 @@ def refusals(ctx):
     symmetric = ctx.ops.explain("matmul_reduce_scatter", zeros(8 // size, 8), square, square)
     (torch_symm,) = (each for each in symmetric.candidates if each.name == "torch_symm")
     assert "NVIDIA" in torch_symm.reason
+    one_gpu = {"current_device": int, "get_device_properties": lambda _: SimpleNamespace(uuid="of one GPU")}
+    with mock.patch.multiple(torch.cuda, **one_gpu):
+        connect = partial(torch_distributed.group_of, range(size), None, "nccl", ctx._world)
+        assert unlike(("UnsupportedError: ccl.one GPU", connect)) == []
     own = zeros(size, 16)[:, ::2] if ctx.cur_rank == 1 else None  # the root's alone may lie anyhow
     ctx.ccl.gather(own, x + ctx.cur_rank, 1, config=Config(algorithm=name))
     ctx.ccl.scatter(y, own, 1, config=Config(algorithm=name))

@@ -50,7 +50,7 @@ BUDGETS = {
     "iris_core/heap": 2645,
     "iris_core/nn": 832,
     "iris_core/ops": 1307,
-    "iris_core/providers": 2081,
+    "iris_core/providers": 2088,
     "iris_core/registry": 873,
     "iris_core/testing": 1944,
     "iris_core/torch_backend": 2389,

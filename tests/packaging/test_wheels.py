@@ -24,8 +24,7 @@ _LEFTOVERS = shutil.ignore_patterns("*.egg-info", "build", "dist", "__pycache__"
 _PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
 _BUILD = "import os, sys, setuptools.build_meta as b; os.chdir(sys.argv[2]); b.build_wheel(sys.argv[1])"
 """What pip lets each pyproject.toml's backend do, and asks in processes of their own before."""
-_TIMEOUT_S = 300
-URL = "https://example.org/iris"
+_TIMEOUT_S, URL = 300, "https://example.org/iris"
 
 
 def build_wheels(folder):

@@ -10,6 +10,7 @@ import concurrent.futures
 import contextlib
 import datetime
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -104,6 +105,7 @@ def group_of(members: Sequence[int], ranks: Sequence[int] | None, backend: str, 
     """Return the process group of some ranks, whose numbers there are those of `ranks`, for the calls of one kind.
 
     Collective, the first time: every member calls it, and waits for the others as long as `world` waits for its ranks.
+    UnsupportedError on all of them where NCCL would fail: it is asked for ranks that share a GPU.
     """
     numbers = tuple(sorted(_numbers(members, ranks)))
     key = dist.group.WORLD, backend, numbers, what
@@ -118,12 +120,17 @@ def group_of(members: Sequence[int], ranks: Sequence[int] | None, backend: str, 
         bound = datetime.timedelta(seconds=world.timeout_s)
         try:
             with guarded(f"a process group of {backend}", members, world.check_peers):
+                if asks := backend == "nccl" and "NCCL_MULTI_RANK_GPU_ENABLE" not in os.environ:
+                    uuid = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
+                    store.set(f"{name}/{dist.get_rank()}", str(uuid))
                 store.add(f"{name}/came", 1)
                 while store.add(f"{name}/came", 0) < len(numbers):  # torch waits in the store, which no thread can use
                     world.check_peers()
                     if time.monotonic() >= until:
                         raise RuntimeError(f"not all came within {world.timeout_s:g} s")
                     time.sleep(_PAUSE_S)
+                if asks and len({store.get(f"{name}/{number}") for number in numbers}) < len(numbers):
+                    raise UnsupportedError("NCCL connects no ranks that share a GPU")  # and what it leaves may hang
                 c10d._hash_ranks_to_str = lambda ranks: name  # torch's depends on how many groups a rank has made
                 known = dist.new_group(list(numbers), bound, backend, use_local_synchronization=True)
         finally:
