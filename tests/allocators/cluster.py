@@ -29,8 +29,7 @@ def make(nbytes=8 * GRANULE, rank=0, world_size=1, driver=None, **settings):
 
 
 def make_torch(nbytes, rank=0, world_size=1, driver=None):
-    request = CreateRequest(CPU, rank, world_size, nbytes, TorchSettings())
-    return TorchAllocator(request, driver or FakeIpc())
+    return TorchAllocator(CreateRequest(CPU, rank, world_size, nbytes, TorchSettings()), driver or FakeIpc())
 
 
 class ThreadWorld(fakes.ThreadWorld):

@@ -71,8 +71,7 @@ def test_segments_are_symmetric_and_reclaimed_when_all_ranks_have_given_them_bac
     assert c.used == [3 * GRANULE] * 2
     for ptr in ptrs:
         ctypes.memset(ptr, 5, 2 * GRANULE)
-    peer = c.heaps[0].translate(ptrs[0], 0, 1)
-    assert ctypes.string_at(peer + 2 * GRANULE - 1, 1) == b"\5"
+    assert ctypes.string_at(c.heaps[0].translate(ptrs[0], 0, 1) + 2 * GRANULE - 1, 1) == b"\5"
     assert "mem_pool(131072)" in [block.label for block in c.heaps[0].live_blocks()]
     before.clear()
     for rank, allocated in ((0, 2 * GRANULE), (1, 0)):

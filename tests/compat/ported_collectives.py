@@ -92,9 +92,8 @@ def groups():
     shmem.barrier()
     assert tuple(iris.ccl.extract_group_info(None, shmem)) == (rank, rank, world, 0, 1)
     if rank in evens:
-        assert tuple(iris.ccl.extract_group_info(group, shmem)) == (
-            evens.index(rank), rank, len(evens), 0, 2 if len(evens) > 1 else 1
-        )  # fmt: skip
+        info = tuple(iris.ccl.extract_group_info(group, shmem))
+        assert info == (evens.index(rank), rank, len(evens), 0, 2 if len(evens) > 1 else 1)
         shmem.ccl.all_reduce(out, inp, group=group)
         assert out[0, 0] == sum(r + 1 for r in evens)
     else:

@@ -243,9 +243,8 @@ def test_lines_of_the_log(ctx, log):
     finally:
         iris.set_logger_level(iris.WARNING)
     lines = log().splitlines()
-    assert [re.sub(r"^\d\d:\d\d:\d\d ", "", line) for line in lines] == [
-        f"{level.upper()} [Iris] [0/1] {level} it is" for level in ("debug", "info", "warning", "error")
-    ]
+    said = [re.sub(r"^\d\d:\d\d:\d\d ", "", line) for line in lines]
+    assert said == [f"{level.upper()} [Iris] [0/1] {level} it is" for level in ("debug", "info", "warning", "error")]
 
 
 def test_what_is_asked_for_in_vain_is_said_once(ctx, log):

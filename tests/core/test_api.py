@@ -77,14 +77,23 @@ def test_a_forgotten_context_gives_everything_back():
 def test_symmetry_of_tensors_and_many_contexts_at_once(ctx):
     x = ctx.zeros(8, 8)
     with opened() as other:
-        assert [c.is_symmetric(t) for c in (ctx, other) for t in (x[3:, ::2], other.ones(2), x + 1)] == [
-            True, False, False, False, True, False
-        ]  # fmt: skip
+        found = [c.is_symmetric(t) for c in (ctx, other) for t in (x[3:, ::2], other.ones(2), x + 1)]
+        assert found == [True, False, False, False, True, False]
     with ctx.scope():
         t, bases = ctx.allocate_symmetric(2, 3, dtype=torch.bfloat16)
         assert bases.tolist() == [t.data_ptr()]
-    with raises(errors.HeapError, "heap.freed", offset=256):
-        ctx.free(t)
+    reused = ctx.zeros(2, 3)
+    assert reused.data_ptr() == t.data_ptr()
+    into = [lambda t: ctx.put(t, 0), lambda t: ctx.as_remote(t, 0), lambda t: ctx.zeros(2, 3, out=t)]
+    for use in (ctx.free, ctx.as_symmetric, *into):
+        with raises(errors.HeapError, "heap.freed", offset=256):
+            use(t)
+    ctx.free(reused)
+    again = ctx.zeros(2, 3)
+    del reused
+    ctx.as_remote(torch.from_dlpack(again), 0)  # its storage may have the identity of one that is gone
+    ctx.zeros(1)
+    assert len(ctx.heap._state.blocks._freed) == 1  # t, which is still there
 
 
 def late(ctx):

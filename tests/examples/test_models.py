@@ -39,8 +39,7 @@ def test_tracing(pool, tmp_path, device, num_ranks):
     events = 4 + 4 * 3 * (num_ranks - 1)
     assert all(f": {events} events" in line for line in lines)
     assert f"open {tmp_path}/trace.json" in lines[0]
-    trace = json.loads((tmp_path / "trace.json").read_text())
-    assert trace["metadata"]["total_events"] == events * num_ranks
+    assert json.loads((tmp_path / "trace.json").read_text())["metadata"]["total_events"] == events * num_ranks
 
 
 @pytest.mark.parametrize(("name", "num_ranks"), [

@@ -85,7 +85,7 @@ class Record:
     storage: int  # identity of the storage, different from an earlier one at the same address
     label: Label  # the call that made it
     source: torch.UntypedStorage | None = None  # whose memory was imported, kept until no rank needs it
-    pending: bool = False  # it was freed, and waits for the other ranks
+    pending: bool = False  # it was freed, and waits for the other ranks, or is gone
     dropped: bool = False  # its tensor was dropped, and it waits for the other ranks
     streams: list[Stream] = field(default_factory=list)  # streams that use it, as far as the heap knows
     uses: Uses | None = None  # once it was freed, these with their last moments; empty when they are past
@@ -108,7 +108,8 @@ class BlockTable:
         self._numbers = 0
         self.live: dict[int, Record] = {}
         self.pending: list[Record] = []  # in the order in which they were freed; equal on all ranks
-        self._by_storage: dict[int, Record] = {}  # both; the identity of a storage that is gone may be used again
+        self._by_storage: dict[int, Record] = {}  # of all; the identity of a storage that is gone may be used again
+        self._freed: dict[int, Record] = {}  # by number, whose tensors are still there
         self.released: deque[int] = deque()  # numbers whose storage is gone; filled by finalizers, from any thread
         self.unannounced: dict[int, Record] = {}  # of these, the live ones that the other ranks do not know of
         self.votes: Counter[int] = Counter()  # number -> ranks that have dropped the live block; equal on all ranks
@@ -137,41 +138,36 @@ class BlockTable:
     def recent_calls(self) -> list[Call]:
         return [Call(*entry) for entry in self._recent]
 
-    def find(self, tensor: torch.Tensor, what: str) -> Record:
-        """Return the live block of which `tensor` is a view; `what` is the call that asks, for messages."""
+    def of(self, tensor: torch.Tensor, what: str) -> Record | None:
+        """Return a tensor's live block, None for other memory; HeapError, which begins with `what`, if it was freed."""
         storage = tensor.untyped_storage()
-        start = storage.data_ptr() - self._base
         record = self._by_storage.get(storage._cdata)
-        if record is not None and record.start == start:
-            if not record.pending:
-                return record
+        if record is None or record.start != storage.data_ptr() - self._base or record.number in self.released:
+            return None
+        if record.pending:
             raise HeapError(f"{what}: {record} was freed before")
+        return record
+
+    def find(self, tensor: torch.Tensor, what: str) -> Record:
+        """As `of`, but raise where there is none."""
+        if (record := self.of(tensor, what)) is not None:
+            return record
+        start = tensor.untyped_storage().data_ptr() - self._base
         if not 0 <= start < self._nbytes:
             raise NotOnHeapError(f"{what}: the tensor's storage does not begin on this rank's symmetric heap")
-        frees = (call for call in reversed(self.recent_calls()) if call.op == Op.FREE and call.offset == start)
-        past = next(frees, None)
-        if past is not None:
-            raise HeapError(f"{what}: {format_label(past.label)} at offset {start} was freed before")
         raise HeapError(
             f"{what}: the tensor lies on the heap at offset {start}, but its storage is not that of a live block: it "
-            "was freed before, or it was made from a pointer or by DLPack; pass the tensor that Iris returned or a view"
+            "was made from a pointer or by DLPack; pass the tensor that Iris returned or a view"
         )
 
     def retire(self, record: Record) -> None:
         """Let a live block that was freed wait for the agreement of all ranks."""
         self._note_call(Op.FREE, record, 0)
         record.pending = True
+        self._freed[record.number] = record
         self.pending.append(record)  # first: a kernel that another thread launches now may use it
         self._remove(record)
         self.votes.pop(record.number, None)
-
-    def take_pending(self, count: int) -> list[Record]:
-        """Forget and return the oldest pending blocks."""
-        taken = self.pending[:count]
-        del self.pending[:count]
-        for record in taken:
-            self._forget(record)
-        return taken
 
     def discard(self, record: Record) -> Record:
         """Forget a live block that no rank refers to any more."""
@@ -182,9 +178,12 @@ class BlockTable:
     def dropped(self) -> list[Record]:
         """Return the live blocks that this rank has dropped and the other ranks do not know of."""
         while self.released:
-            if (record := self.live.get(self.released.popleft())) is not None:  # else it was freed before
+            number = self.released.popleft()
+            if (record := self.live.get(number)) is not None:
                 record.dropped = True
-                self.unannounced[record.number] = record
+                self.unannounced[number] = record
+            elif (record := self._freed.pop(number, None)) is not None:
+                self._forget(record)
         return list(self.unannounced.values())
 
     def announce(self, dropped: Sequence[Record], everyone: Iterable[Iterable[int]], world_size: int) -> list[Record]:

@@ -67,6 +67,7 @@ def examine(state: HeapState, external: torch.Tensor, device: str) -> Passed:
     passed = Passed(tuple(external.shape), external.stride(), external.dtype)
     offset = state.backing.offset_within(external)
     if offset is not None:
+        state.blocks.of(external, "as_symmetric")
         return passed._replace(offset=offset)
     if external.is_conj() or external.is_neg():  # kernels and peers would see what is in memory
         raise UnsupportedError(

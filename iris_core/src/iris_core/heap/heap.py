@@ -441,9 +441,10 @@ class SymmetricHeap:
             what: begins the message of errors: what the tensor was passed as ("all_reduce: the input").
 
         Raises:
-            NotOnHeapError: it does not.
+            NotOnHeapError, HeapError: it does not, or it was freed.
         """
         self._check_open()
+        self._state.blocks.of(tensor, what)
         offset = self._state.backing.offset_within(tensor)
         if offset is None:
             raise errors.NotOnHeapError(

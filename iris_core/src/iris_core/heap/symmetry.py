@@ -162,7 +162,7 @@ def retire(state: HeapState, record: Record) -> None:
         state.watcher.freed(record.storage)
     if state.world.world_size == 1:
         outcome = _recycle(state, state.blocks.pending[:1])
-        state.blocks.take_pending(1)
+        del state.blocks.pending[:1]
         _settle(state, *outcome)
 
 
@@ -214,7 +214,7 @@ def _reclaim(
 
     steps = together(state, op, NOT_FINISHED, finish, DeviceError, **asked)
     count = min(step.num_idle for step in steps)
-    freed = blocks.take_pending(count) if count else []
+    freed, blocks.pending[:count] = blocks.pending[:count], []
     if any(step.num_dropped for step in steps):
         everyone = world.all_gather_object([record.number for record in dropped])
         freed += blocks.announce(dropped, everyone, world.world_size)

@@ -28,7 +28,7 @@ from typing import Any, TypedDict, Unpack
 import torch
 
 from iris_core.device.targets import same_device
-from iris_core.errors import ArgumentError, DeviceError, LayoutError, NotOnHeapError, UnsupportedError
+from iris_core.errors import ArgumentError, DeviceError, LayoutError, UnsupportedError
 from iris_core.heap.heap import SymmetricHeap
 from iris_core.heap.streams import uncompiled
 
@@ -325,8 +325,7 @@ class TensorFactories:
             )
         if out.dtype != like.dtype:
             raise ArgumentError(f"The output tensor has dtype {out.dtype}, but {like.dtype} is required")
-        if not self.heap.is_symmetric(out):
-            raise NotOnHeapError("The output tensor is not on the symmetric heap; make it with this context")
+        self.heap.offset_of(out, "out")
         return out if out.shape == like.shape else out.view(like.shape)
 
 
