@@ -295,8 +295,7 @@ def test_memory_of_groups_is_mapped_by_their_members_alone(made):
     first = regions_of(c, groups[0], 2 * GRANULE + 5)
     assert c.used == [4 * GRANULE, GRANULE, 4 * GRANULE]
     regions = [first, *(regions_of(c, members, GRANULE) for members in groups[1:])]
-    places = [{offset // GRANULE for offset, _ in region.values()} for region in regions]
-    assert places == [{13}, {12}, {11}]
+    assert [{offset // GRANULE for offset, _ in region.values()} for region in regions] == [{13}, {12}, {11}]
     more = fill(c, 8)  # beyond the first limit
     raised = c.attempt(lambda heap: heap.allocate(3 * GRANULE, U8))
     assert [type(e) for e in raised] == [errors.HeapExhaustedError] * 3

@@ -301,8 +301,7 @@ def test_launches_at_the_same_time_are_reported(pool, name):
 
 @pytest.mark.multigpu(2)
 def test_replays_of_graphs(pool):
-    wanted = ("DeviceTimeoutError", 0, 1, "all_reduce"), None, [2.0]
-    assert pool.run(in_graphs, 2, "cuda", 20) == [wanted] * 2
+    assert pool.run(in_graphs, 2, "cuda", 20) == [(("DeviceTimeoutError", 0, 1, "all_reduce"), None, [2.0])] * 2
 
 
 @pytest.mark.parametrize("num_ranks", rank_counts(3, seldom=[2]))

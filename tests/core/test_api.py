@@ -88,6 +88,8 @@ def test_symmetry_of_tensors_and_many_contexts_at_once(ctx):
     for use in (ctx.free, ctx.as_symmetric, *into):
         with raises(errors.HeapError, "heap.freed", offset=256):
             use(t)
+    with pytest.raises(errors.NotOnHeapError):
+        ctx.put(torch.eye(2).to_sparse(), 0)
     ctx.free(reused)
     again = ctx.zeros(2, 3)
     del reused

@@ -136,6 +136,8 @@ def test_nested_scopes_free_what_was_not_kept(heap):
             inner.keep(a)
     assert offsets(heap) == [0, 512]
     assert heap.offset_of(b) == 512
+    with raises(HeapError, "heap.freed", offset=256):
+        heap.free(a)
 
 
 def test_scopes_left_open_inside_end_with_the_outer_one(heap):

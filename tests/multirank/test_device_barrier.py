@@ -97,8 +97,7 @@ GROUPS = [[0, 3], [3, 1], [2, 0, 1], [3, 0], [1, 2, 3, 0]]
 
 @pytest.mark.parametrize("num_ranks", rank_counts(4, seldom=[8]))
 def test_any_ranks_form_a_group_and_the_others_take_no_part(pool, num_ranks, device):
-    rounds = 3 if device == "cpu" else 20
-    assert pool.run(groups, num_ranks, device, GROUPS, rounds) == [None] * num_ranks
+    assert pool.run(groups, num_ranks, device, GROUPS, 3 if device == "cpu" else 20) == [None] * num_ranks
 
 
 def test_wrong_calls_are_refused_before_anything_is_launched(pool):

@@ -142,11 +142,11 @@ class BlockTable:
         """Return a tensor's live block, None for other memory; HeapError, which begins with `what`, if it was freed."""
         storage = tensor.untyped_storage()
         record = self._by_storage.get(storage._cdata)
-        if record is None or record.start != storage.data_ptr() - self._base or record.number in self.released:
+        if record is None or record.start != storage.data_ptr() - self._base:
             return None
-        if record.pending:
+        if record.pending and record.number not in self.released:  # else another storage has its identity
             raise HeapError(f"{what}: {record} was freed before")
-        return record
+        return None if record.pending else record
 
     def find(self, tensor: torch.Tensor, what: str) -> Record:
         """As `of`, but raise where there is none."""

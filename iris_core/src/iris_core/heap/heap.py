@@ -444,7 +444,6 @@ class SymmetricHeap:
             NotOnHeapError, HeapError: it does not, or it was freed.
         """
         self._check_open()
-        self._state.blocks.of(tensor, what)
         offset = self._state.backing.offset_within(tensor)
         if offset is None:
             raise errors.NotOnHeapError(
@@ -453,6 +452,7 @@ class SymmetricHeap:
                 "with ctx.as_symmetric(tensor). Most torch operations return a tensor that is not on the heap: pass "
                 "out= or copy the result"
             )
+        self._state.blocks.of(tensor, what)
         return offset
 
     # -- description --------------------------------------------------------------------------------------------------

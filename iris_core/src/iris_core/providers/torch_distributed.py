@@ -120,16 +120,16 @@ def group_of(members: Sequence[int], ranks: Sequence[int] | None, backend: str, 
         bound = datetime.timedelta(seconds=world.timeout_s)
         try:
             with guarded(f"a process group of {backend}", members, world.check_peers):
-                if asks := backend == "nccl" and "NCCL_MULTI_RANK_GPU_ENABLE" not in os.environ:
-                    uuid = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
-                    store.set(f"{name}/{dist.get_rank()}", str(uuid))
+                if backend == "nccl":
+                    rank, gpu = dist.get_rank(), torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
+                    store.set(f"{name}/{rank}", str(rank if "NCCL_MULTI_RANK_GPU_ENABLE" in os.environ else gpu))
                 store.add(f"{name}/came", 1)
                 while store.add(f"{name}/came", 0) < len(numbers):  # torch waits in the store, which no thread can use
                     world.check_peers()
                     if time.monotonic() >= until:
                         raise RuntimeError(f"not all came within {world.timeout_s:g} s")
                     time.sleep(_PAUSE_S)
-                if asks and len({store.get(f"{name}/{number}") for number in numbers}) < len(numbers):
+                if backend == "nccl" and len({store.get(f"{name}/{number}") for number in numbers}) < len(numbers):
                     raise UnsupportedError("NCCL connects no ranks that share a GPU")  # and what it leaves may hang
                 c10d._hash_ranks_to_str = lambda ranks: name  # torch's depends on how many groups a rank has made
                 known = dist.new_group(list(numbers), bound, backend, use_local_synchronization=True)
