@@ -385,7 +385,7 @@ def test_products(size, form):
         "slot": 1 << 16, "FORM": form, "DIM": 0, "BIAS": "none", "A_ALIGNED": True, "B_ALIGNED": True,
         "OUT_ALIGNED": True, "BM": 64, "BN": 64, "BK": 128, "EVEN_K": True, "PRECISION": "ieee", "A_CACHE": "",
         "B_CACHE": "", "STAGES": 5, "SCALES": "none", "SPLITS": 2, "TURNED": True, "PROGRAMS": 128, "C": 512,
-        "num_warps": 4,
+        "EARLY": True, "num_warps": 4, "launch_pdl": True,
     })  # fmt: skip
     text = assembly(compiled)
     assert text.count("wgmma.mma_async") == 8

@@ -32,7 +32,9 @@ from iris_triton.collectives.parts.barrier import publish
 from iris_triton.collectives.parts.elements import item_nbytes
 from iris_triton.gemm.parts import tiles as parts
 from iris_triton.gemm.parts.fused import USED_CONFIG, Fused, Plan, Tiling, arguments_of, bind, tiling
+from iris_triton.language.asm import follow, let_next_start
 from iris_triton.language.flags import await_flag, await_flags, lanes_for
+from iris_triton.launcher import early_launch
 
 _SCALED_BLOCK = tl.constexpr(SCALED_BLOCK)
 ENC = tl.constexpr("sentinel")
@@ -61,7 +63,7 @@ def _store_parts(
     gathered, words, peers, at, slot, mark, epoch, rows, inner, k, timeout_ns, status, rank,
     N: tl.constexpr, DIM: tl.constexpr, PROGRAMS: tl.constexpr, C: tl.constexpr
 ):  # fmt: skip
-    """Store this program's packets of A from all members, and wait until all programs have."""
+    """Store this program's packets of A from all members, and publish that they are there."""
     EACH: tl.constexpr = 16 // item_nbytes(gathered.dtype)
     packets = rows * (inner // EACH)
     for s in range(tl.program_id(0) * C, packets, PROGRAMS * C):
@@ -73,8 +75,18 @@ def _store_parts(
             values = elements_of(packet_of(came, i, 4), gathered.dtype.element_ty, C * EACH)
             line, right = (i * rows + row, column) if DIM == 0 else (row, i * inner + column)
             tl.store(gathered + (line.to(tl.int64) * k + right), values, mask=element < packets * EACH)
-        clear(mine, slot, mask, N)
     publish(words + tl.program_id(0), epoch + 1, "gpu")
+
+
+@triton.jit
+def _await_parts(
+    words, own, slot, epoch, packets, timeout_ns, status, rank,
+    N: tl.constexpr, PROGRAMS: tl.constexpr, C: tl.constexpr
+):  # fmt: skip
+    """Clear this program's packets, now that the others need not wait for it, and wait for what they publish."""
+    for s in range(tl.program_id(0) * C, packets, PROGRAMS * C):
+        packet = s + tl.arange(0, C)
+        clear(own + packet.to(tl.int64) * 16, slot, (packet < packets).to(tl.int32), N)
     lanes = lanes_for(PROGRAMS)
     await_flags(  # for longer than a program waits for packets, whose report names their sender
         words + lanes % PROGRAMS, epoch + 1, lanes < PROGRAMS, "eq", "acquire", "gpu",
@@ -181,12 +193,12 @@ def packet_product(
     A_ALIGNED: tl.constexpr, B_ALIGNED: tl.constexpr, OUT_ALIGNED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     BK: tl.constexpr, GROUP: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr, A_CACHE: tl.constexpr,
     B_CACHE: tl.constexpr, STAGES: tl.constexpr, SCALES: tl.constexpr, SPLITS: tl.constexpr, TURNED: tl.constexpr,
-    PROGRAMS: tl.constexpr, C: tl.constexpr, LOOKS: tl.constexpr
+    PROGRAMS: tl.constexpr, C: tl.constexpr, LOOKS: tl.constexpr, EARLY: tl.constexpr
 ):  # fmt: skip
     """Multiply, and exchange tiles or A.  All programs have to be there at the same time.
 
     Args (beside those of `iris_triton.gemm.parts.tiles`):
-        counters, peers, kind, box, half, N, LOOKS: see `iris_triton.collectives.packets.exchange.exchange`.
+        counters, peers, kind, box, half, N, LOOKS, EARLY: see `iris_triton.collectives.packets.exchange.exchange`.
         partial: float32, local memory for the tiles of all splits but the first.
         words: int32, this rank's: of programs, then of tiles and splits; an epoch and 1 when what they say is there.
         gathered: local memory for A of all members, m x k; None but for all_gather_matmul.
@@ -199,6 +211,7 @@ def packet_product(
         SPLITS, TURNED: programs that share a tile; see `add_product`.
         C: packets that are received at a time: one for each thread at least.
     """
+    follow(EARLY)
     program = tl.program_id(0)
     groups: tl.constexpr = PROGRAMS // SPLITS
     group, split = program % groups, program // groups
@@ -217,10 +230,12 @@ def packet_product(
         for s in range((program + PROGRAMS) * C, packets, PROGRAMS * C):
             part = _load_part(parts.wide(a, A_ALIGNED), s, rows * inner, inner, a_down, a_right, C)
             _send_part(part, s, packets, peers, at + me * slot, mark, N, C)
-        claimed = boxes.advance(found, counters, epoch, 1, kind, peers, me, status, rank, N)
         _store_parts(
             gathered, words, peers, at, slot, mark, epoch, rows, inner, k, timeout_ns, status, rank, N, DIM, PROGRAMS, C
         )
+        claimed = boxes.advance(found, counters, epoch, 1, kind, peers, me, status, rank, N)
+        _await_parts(words, peers[N - 1] + at, slot, epoch, packets, timeout_ns, status, rank, N, PROGRAMS, C)
+        let_next_start(EARLY)
         tile_words += PROGRAMS
         left, left_down = gathered, k
     else:
@@ -270,13 +285,16 @@ def packet_product(
             out, bias, peers, at, slot, me, mark, m, n, rows, out_down, out_right, bias_step, timeout_ns, status, rank,
             N, FORM, DIM, DT, BIAS, OUT_ALIGNED, PROGRAMS, C
         )  # fmt: skip
+        let_next_start(EARLY)
     boxes.end(counters, epoch + 1)
     boxes.confirm(counters, claimed, epoch, me, status, rank)
 
 
 _MOST_ROWS, _FEW_ROWS, _MOST_SPLITS = 512, 128, 8
+_EARLY_NBYTES = 32 << 20  # of B, for products whose A travels: of more, they are slower if they come up early (H200)
 _SHARED_NBYTES = {"sm_90": 200_000, "sm_100": 200_000, "": 96_000}  # of a program, for its stages
-_MANY = 8192  # elements of a tile from which on 8 warps are faster than 4 (H200)
+_MANY = 4096  # elements of a tile from which on 8 warps are faster than 4 (H200)
+_SMALL_STAGE = 16384  # bytes, of which more than 6 are faster (H200)
 _HELD = 16  # packets that a thread receives at a time, of all members
 _UNUSED = "block_size_m", "num_xcds", "chunk_size"  # fields of the config
 _HOP_S, _WIRE = 1.0e-6, 3.4e11  # of the model: seconds, and bytes per second
@@ -349,17 +367,22 @@ class PacketProduct(Fused):
         on_cpu = request.target.type is DeviceType.CPU
         most = min(config.get("num_sms", request.processors), boxes.MAX_PROGRAMS)
         most = most if on_cpu else min(most, request.processors)
+        shared = _SHARED_NBYTES.get(request.target.arch, _SHARED_NBYTES["sm_90" if on_cpu else ""])
         rows = max(16, min(_FEW_ROWS, triton.next_power_of_2(request.m)))
+        can_be_high = request.scales == "none" and 4 * 128 * (2 * rows + 128) <= shared  # by four stages
+        can_be_high &= self.op == "all_gather_matmul" or request.m > 2 * rows
+        if can_be_high and config.get("block_size_n", 64) in (64, 128) and -(-request.m // rows) % 2 == 0:
+            rows *= 2  # B is read once for each tile of rows
         tiles_m = -(-request.m // rows)
-        shared = _SHARED_NBYTES.get(request.target.arch, _SHARED_NBYTES[""])
         can_be_wide = rows >= 64 and 4 * 128 * (rows + 256) <= shared and request.scales != "blocks"  # by four stages
         widths = (64, 128, 256) if can_be_wide else (64, 128)  # A is read once for each tile of columns
         usual = next((each for each in widths if tiles_m * -(-request.n // each) <= most), widths[-1])
         columns = config.get("block_size_n", usual)
-        deep = config.get("block_size_k", (256 if rows <= 64 and columns <= 64 else 128) // item)
+        deep = config.get("block_size_k", (256 if rows <= 32 and columns <= 64 else 128) // item)
         if request.scales == "blocks":
             deep = min(deep, SCALED_BLOCK)
-        stages = max(2, min(6, shared // ((rows + columns) * deep * item)))
+        stage = (rows + columns) * deep * item
+        stages = max(2, min(8 if stage <= _SMALL_STAGE else 6, shared // stage))
         tiles, unit = tiles_m * -(-request.n // columns), max(deep, SCALED_BLOCK if request.scales == "blocks" else 1)
         splits = max(1, min(most // tiles, _MOST_SPLITS, request.k // (4 * unit)))
         span = -(-request.k // (splits * unit)) * unit
@@ -400,9 +423,12 @@ class PacketProduct(Fused):
             partial = host.scratch(nbytes, "parts of sums")[:nbytes].view(torch.float32)
         if form == "a":
             gathered = host.scratch(size * packets * boxes.PACKET, "gathered").view(getattr(torch, dtype))
+        is_small = form != "a" or request.n * request.k * getattr(torch, request.dtype).itemsize <= _EARLY_NBYTES
+        early = early_launch(team.device) if is_small else {}
         arguments |= mailbox.arguments(team, programs, warps) | {
             "kind": request.options.get("kind", 0), "partial": partial, "words": words, "gathered": gathered,
             "rows": rows, "inner": width, "slot": packets * boxes.PACKET, "FORM": form,
             "DIM": request.options.get("gather_dim", 0), "DT": getattr(tl, dtype), "C": here,
+            "EARLY": bool(early),
         }  # fmt: skip
-        return Plan(bind(request, host, packet_product, programs, arguments, tiles.options), locks=words)
+        return Plan(bind(request, host, packet_product, programs, arguments, {**tiles.options, **early}), locks=words)
