@@ -194,13 +194,21 @@ def refused():
             ("ArgumentError: .*max_tokens", lambda: make(8 / 2, 16, 2, top_k=1)),
             ("ArgumentError: .*max_tokens", lambda: make([4, torch.tensor(4)][ctx.cur_rank], 16, 2, top_k=1)),
             ("ArgumentError: must be: dtype", lambda: make(4, 16, 2, top_k=1, dtype="bf16")),
+            ("ArgumentError: must be: max_tokens", lambda: make(None, 16, 2, top_k=1)),
             ("ArgumentError: must be: scale", lambda: ring(2, 1, 8, 16, dtype=torch.float32, scale="x")),
             ("UnsupportedError", lambda: make(1 << 20, 1 << 16, 2, top_k=1)),
         )
-        group, small = make(4, 16, 2, top_k=1), make(4, 16, 2, top_k=1, result=torch.float32)
+        group = make(4, 16, 2, top_k=1)
+        with torch.inference_mode():
+            small = make(4, 16, 2, top_k=1, result=torch.float32)
         x, chosen = torch.ones(2, 16, dtype=torch.bfloat16), torch.zeros(2, 1, dtype=torch.int64)
-        double = ExpertParallel(group, lambda rows, counts, offsets: 2 * rows)  # a layer without weights
-        assert (double(x, chosen) == 2).all()
+
+        def within(rows, counts, offsets):  # results that are contiguous, and begin within a word
+            return torch.cat([rows[0, :1], 2 * rows.flatten()])[1:].view_as(rows)
+
+        double = ExpertParallel(group, within)  # a layer without weights
+        for each in (x, torch.ones(33, dtype=torch.bfloat16)[1:].view(2, 16), x.new_ones(1, 17)[:, :16]):
+            assert (double(each, chosen[: len(each)]) == 2).all()
         assert "experts=2, hidden=16, top_k=1" in repr(double)
         first = group.dispatch(x, chosen)
         kept = [group.dispatch(x, chosen, keep=True) for _ in range(2)][1]
@@ -221,6 +229,9 @@ def refused():
             ("ArgumentError: .*weighted", lambda: group.dispatch(x, chosen, weighted=True)),
             ("ArgumentError: products.another group", lambda: small.combine(kept.rows, kept.turn)),
             ("ArgumentError: products.gradients", lambda: dispatch(small, x, chosen)),
+            ("TypeError: must be: turn", lambda: group.combine(kept.rows, None)),
+            (r"ArgumentError: .*chosen \(1, 1\).* x \(2, 16\)", lambda: double(x, chosen[:1])),
+            ("", lambda: small.leave_out([1 - ctx.cur_rank])),
         )  # fmt: skip
     return wrong + unlike(("HeapClosedError", lambda: group.dispatch(x, chosen)))
 

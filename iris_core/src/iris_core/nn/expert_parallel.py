@@ -151,6 +151,9 @@ class ExpertParallel(torch.nn.Module):
             weights: (..., top_k) of any float dtype; None for 1.
         """
         group = self.group
+        for name, each in (("chosen", chosen), ("weights", weights)):
+            if each is not None and each.shape[:-1] != x.shape[:-1]:
+                raise ArgumentError(f"ExpertParallel: {name} {tuple(each.shape)} does not fit x {tuple(x.shape)}")
         tokens, choices = x.reshape(-1, x.shape[-1]).to(group.dtype), chosen.reshape(-1, chosen.shape[-1])
         factors = None if weights is None else weights.reshape(-1, weights.shape[-1]).float()
         if torch.is_grad_enabled():

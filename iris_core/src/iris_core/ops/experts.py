@@ -71,6 +71,14 @@ class Dispatched(NamedTuple):
     turn: Turn
 
 
+def _whole(x: torch.Tensor) -> torch.Tensor:
+    """Return a contiguous matrix, or a copy, as words of 32 bits: contiguous ones may begin within a word."""
+    if x.stride(0) != x.shape[1]:  # of at most one row
+        x = x.as_strided(x.shape, (x.shape[1], 1))
+    begins_within = x.storage_offset() * x.element_size() % 4 or x.data_ptr() % 4
+    return x.clone() if begins_within else x
+
+
 class ExpertGroup(Made):
     """Ranks that divide the experts of a layer (MoE): member r has the experts r * n to r * n + n - 1.
 
@@ -159,8 +167,8 @@ class ExpertGroup(Made):
     def leave_out(self, ranks: Sequence[int]) -> None:
         """Do without some ranks from now on: nothing is sent to them, no member waits for them, their experts are gone.
 
-        A choice of one of their experts is no choice.  What a graph has captured follows, too.  Turns that were not
-        combined before end here.  It does not find out who is gone: a wait for a rank that does not come ends with a
+        A choice of one of their experts is no choice.  What a graph has captured follows, too.  Turns that were neither
+        combined nor kept end here.  It does not find out who is gone: a wait for a rank that does not come ends with a
         report after IRIS_DEVICE_TIMEOUT, which `ctx.ccl.reset` or the next call of a collective takes up.
 
         Every other member calls it with the same ranks, before the same turn.
@@ -243,13 +251,13 @@ class ExpertGroup(Made):
         once = not weighted and self._lists
         turn = Turn(self, chosen, None if weighted else weights, numbers, counts, offsets, once, rows_scales)
         with on_device(self._binder.target):
-            self._kernels.dispatch(turn, x, scales, weights, weighted, waits)
+            self._kernels.dispatch(turn, _whole(x), scales, weights, weighted, waits)
         self._latest, self._has_returned = turn, self._returning is not None
         return turn
 
     def receive(self, turn: Turn, *, keep: bool = False) -> Dispatched:
         """Let the stream wait for what the members have sent, and return it."""
-        self._check_turn("receive", turn, turn is self._latest)
+        self._check_turn("receive", turn, self._latest)
         with on_device(self._binder.target):
             self._kernels.receive(self._space.arrived, SENT)
         return self._received(turn, keep)
@@ -287,20 +295,24 @@ class ExpertGroup(Made):
         Raises:
             ArgumentError: shapes or dtypes do not fit, or another dispatch came after this turn's, which was not kept.
         """
+        self._check_results(y, turn)
         out = self._place_of_sums(turn, out)
         self._send_back(y, turn, merged, waits=True)
         return self._sums(turn, out)
 
     def send_back(self, y: torch.Tensor, turn: Turn, *, merged: bool = False) -> None:
         """Begin a combine; `receive_back` ends it."""
+        self._check_results(y, turn)
         self._send_back(y, turn, merged, waits=False)
 
-    def _send_back(self, y: torch.Tensor, turn: Turn, merged: bool, *, waits: bool) -> None:
-        self._check_turn("combine", turn, turn is self._latest or turn.places is not None)
+    def _check_results(self, y: torch.Tensor, turn: Turn) -> None:
+        self._check_turn("combine", turn, self._latest, is_kept=True)
         if self._returning is not None:
             raise ArgumentError("send_back: the results that were sent before are not received yet")
         self._check_each("combine", {"y": (y, tuple(self._space.inbox.shape), (self.result,))})
-        turn.merged = merged and self._lists
+
+    def _send_back(self, y: torch.Tensor, turn: Turn, merged: bool, *, waits: bool) -> None:
+        turn.merged, y = merged and self._lists, _whole(y)
         with on_device(self._binder.target):
             if self._has_returned:
                 self._kernels.meet()
@@ -309,7 +321,7 @@ class ExpertGroup(Made):
 
     def receive_back(self, turn: Turn, out: torch.Tensor | None = None) -> torch.Tensor:
         """Let the stream wait for the results, and return their sums."""
-        self._check_turn("receive_back", turn, turn is self._returning)
+        self._check_turn("receive_back", turn, self._returning)
         out = self._place_of_sums(turn, out)
         with on_device(self._binder.target):
             self._kernels.receive(self._space.returned, RETURNED)
@@ -353,9 +365,11 @@ class ExpertGroup(Made):
             self._kernels.weigh(turn, grad, results, out)
         return out
 
-    def _check_turn(self, what: str, turn: Turn, is_there: bool) -> None:
+    def _check_turn(self, what: str, turn: Turn, latest: Turn | None, *, is_kept: bool = False) -> None:
         self._binder.open()
-        if turn.group is not self or not is_there:
+        if not isinstance(turn, Turn):
+            raise TypeError(f"{what}: turn must be that of a dispatch, not {type(turn).__name__}")
+        if turn.group is not self or not (turn is latest or (is_kept and turn.places is not None)):
             raise ArgumentError(
                 f"{what}: another call of this group came after this turn's, which was not kept, or it is another's"
             )

@@ -21,6 +21,7 @@ Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
 _ALIGNMENT_NBYTES = 256
 _KINDS: dict[str, tuple[Any, str]] = dict.fromkeys(("dtype", "result"), (torch.dtype, "a torch.dtype"))
 _KINDS["scale"] = (int | float, "a number")
+_OPTIONAL = "scale", "pieces"
 RESULTS = (torch.bfloat16, torch.float16, torch.float32)
 """Element types of results."""
 
@@ -53,7 +54,7 @@ class Made:
                 raise CapabilityError(f"{name}: backend {self._backend.info.name!r} has no kernels for it")
             for each, value in self._facts.items():
                 kind, what = _KINDS.get(each, (int, "a whole number"))
-                if value is not None and not isinstance(value, kind):
+                if not isinstance(value, kind) and (value is not None or each not in _OPTIONAL):
                     raise ArgumentError(f"{name}: {each} must be {what}, not {value!r}")
             yield self._members
             self._spans_nodes = len(set(binder.here.nodes_of(self._members))) > 1
@@ -73,7 +74,7 @@ class Made:
         sizes = [-(-math.prod(shape) * dtype.itemsize // _ALIGNMENT_NBYTES) for shape, dtype in shared.values()]
         begins = [each * _ALIGNMENT_NBYTES for each in itertools.accumulate(sizes, initial=0)]
         space.size, space.me, space.units = len(members), members.index(binder.rank), binder.here.processors
-        with on_device(binder.target):
+        with on_device(binder.target), torch.inference_mode(False):  # whatever mode later calls are made in
             context: Any = binder.open()
             if self._spans_nodes:
                 return self._unfused(context.ccl, members, space)
