@@ -72,8 +72,7 @@ def streams(monkeypatch):
     ("a0 b7 b0", ["", "", "a"]),  # b is captured in between: what was launched on a has still to be waited for
     ("a0 a7 c8 b7 a7 c8", ["", "", "", "a", "b", ""]),  # also a graph that is captured on the last call's stream
     # n: by an engine that orders its own; e: likewise, and ends on a stream of the engine
-    ("a0n b0n a0n c0", ["", "", "", "a"]),
-    ("a0 b0n a0 c7n b0n", ["", "a", "b", "", "a"]),
+    ("a0n b0n a0n c0", ["", "", "", "a"]), ("a0 b0n a0 c7n b0n", ["", "a", "b", "", "a"]),
     ("a0e b0e a0 a0", ["", "", "eb", ""]),
     ("a0e b7 a0 b0n", ["", "", "e", "a"]),
 ])  # fmt: skip

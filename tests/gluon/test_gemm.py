@@ -127,10 +127,8 @@ def test_configurations_that_are_refused(change, key):
 
 
 @table("given, chosen", [
-    ({"block_n": 128}, (128, 128, 64, 5, 8)),
-    ({"block_m": 64}, (64, 256, 64, 4, 4)),
-    ({"block_k": 128}, (128, 256, 128, 2, 8)),
-    ({"stages": 5}, (128, 128, 64, 5, 8)),
+    ({"block_n": 128}, (128, 128, 64, 5, 8)), ({"block_m": 64}, (64, 256, 64, 4, 4)),
+    ({"block_k": 128}, (128, 256, 128, 2, 8)), ({"stages": 5}, (128, 128, 64, 5, 8)),
     ({"block_m": 256}, (256, 128, 64, 3, 8)),
 ])  # fmt: skip
 def test_choice_of_what_is_not_given(given, chosen):

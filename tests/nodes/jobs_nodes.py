@@ -189,9 +189,10 @@ def exchanges():
         groups = [everyone[::-1], everyone[1:] + everyone[:1], ctx.node_group, ctx.rail_group]
         with ThreadPoolExecutor(len(groups)) as threads:
             assert [*threads.map(gather, groups)] == [None] * len(groups)
-        late = refusal(lambda: world.compare_calls(me, 0.0)) if me == 0 else ("nothing", (), "")
+        rows = [{"operation": "", "rank": each} for each in everyone]
+        late = refusal(lambda: world.compare_calls(rows[0], 0.0)) if me == 0 else ("nothing", (), "")
         ctx._world.subworld(everyone[::-1]).barrier()
-        assert me == 0 or world.compare_calls(me) == [*everyone], "what rank 0 has left behind"
+        assert me == 0 or world.compare_calls(rows[me]) == rows, "what rank 0 has left behind"
         assert me != 0 or late[:2] == ("CollectiveTimeoutError", everyone[1:])
         ctx.barrier()
 

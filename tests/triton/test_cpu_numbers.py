@@ -77,8 +77,7 @@ WIDE = [0, 255, 256, -1, 2**31 - 1, -(2**31), 12345, 70000]
 
 @table("sources, targets, values", [
     ([*INTS, *FLOATS], FLOATS, RANDOM),
-    (UNSIGNED, FLOATS, [abs(each) for each in RANDOM]),
-    (FLOATS, FLOATS, EDGES),
+    (UNSIGNED, FLOATS, [abs(each) for each in RANDOM]), (FLOATS, FLOATS, EDGES),
     ([*INTS, *FLOATS], INTS, SMALL),
     ([torch.int32, torch.int64], [torch.int8, torch.uint8, torch.int16, torch.int32], WIDE),  # keeps the low bits
     ([torch.uint8], [torch.int64, torch.float64], [2**8 - 1, 1, 0, 7]),  # extended by zeros

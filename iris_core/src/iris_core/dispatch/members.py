@@ -110,7 +110,7 @@ class Members:
         """Raise this member's error, on all members that compare such a call.
 
         Collective where no call of this operation was agreed on; where one was, the others may not compare theirs, and
-        this member waits for none: those in a comparison, or in another exchange, learn that it has refused.
+        this member waits for none: those that compare a call of this operation learn that it has refused.
 
         `shared` are the facts of the call; none if it does not even have these.
         """
@@ -119,8 +119,10 @@ class Members:
         timeout_s = 0.0 if self.knows(members, {"operation": op}) else None
         try:
             self.compare(members, {"operation": op}, within, error, timeout_s=timeout_s)
-        except (CollectiveTimeoutError, PeerLostError) as absent:
-            raise error from (absent if timeout_s is None else None)  # what is wrong here is what the caller must know
+        except (CollectiveTimeoutError, PeerLostError, RankMismatchError) as other:
+            if timeout_s is None and isinstance(other, RankMismatchError):
+                raise
+            raise error from (other if timeout_s is None else None)  # what is wrong here is what the caller must know
         raise AssertionError("members compared a call that one of them refused")
 
     def number(

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from iris_core.dispatch import COLLECTIVES
+from iris_core.dispatch.config import Config
 from iris_core.errors import ArgumentError, DeviceError, LayoutError, UnsupportedError
 from iris_core.types import REDUCIBLE, CollectiveRequest, DeviceTarget, FusedRequest, Group, NormRequest, ReduceOp
 
@@ -96,7 +97,7 @@ class CollectiveCall(AnyCall):
         TypeError, LayoutError or ArgumentError if an argument makes no sense.
         """
         op, (out, inp, *splits), _, config, first, second = self
-        if config is not None and not hasattr(config, "named"):
+        if config is not None and not isinstance(config, Config):
             raise TypeError(f"{op}: config must be an iris_core.ccl.Config, not {type(config).__name__}")
         rank, options = members.index(here.rank), dict[str, Any]()
         if op in REDUCING:

@@ -32,8 +32,8 @@ watcher: Any = None
 """The checker of kernels on the CPU, while it is on: exchanges order what the ranks do."""
 
 
-_Kind = enum.IntEnum("_Kind", "INTEGERS OBJECTS BROADCAST BARRIER SEGMENTS CALLS")
-"""Kinds of exchanges; integers go together only if all ranks have equally many."""
+_Kind = enum.IntEnum("_Kind", "INTEGERS OBJECTS BROADCAST BARRIER SEGMENTS CALLS ASKED")
+"""Kinds of exchanges; integers go together only if all ranks have equally many, and what one asked with calls."""
 
 _ROOT = struct.Struct("<I?")  # of a broadcast: the root, and whether an error follows
 _PLAIN = {
@@ -108,9 +108,11 @@ class World:
     def compare_calls(self, obj: Any, timeout_s: float | None = None) -> Any:
         """Gather like `all_gather_object`, but with nothing else; this rank waits for `timeout_s` at most.
 
-        Where that is not enough, the other ranks still get its object, if they come.
+        Where that is not enough, the other ranks still get its object if they come to the same "operation" (a key of
+        all objects); in other exchanges they pass it over.
         """
-        return [json.loads(row) for row in self._gather(_Kind.CALLS, json.dumps(obj).encode(), timeout_s)]
+        kind = _Kind.CALLS if timeout_s is None else _Kind.ASKED
+        return [json.loads(row) for row in self._gather(kind, json.dumps(obj).encode(), timeout_s)]
 
     def broadcast_object(self, obj: Any, src: int) -> Any:
         """Return rank `src`'s object, which can be pickled, on every rank.
@@ -210,16 +212,20 @@ class World:
         if self._exchanges is None:
             return [Frame(kind, b"", mine)]
         begun = None if watcher is None else watcher.before_exchange(self)
-        self._number += 1
         sent = Frame(kind, _called() + self._among, mine, fds)
         wait_s = self.timeout_s if timeout_s is None else min(timeout_s, self.timeout_s)
-        found, missing = self._exchanges.gather(self._key, self._number, sent, self._peers, wait_s)
-        if missing:
-            raise self._late(sent, found, missing, wait_s)
+        while True:
+            self._number += 1
+            found, missing = self._exchanges.gather(self._key, self._number, sent, self._peers, wait_s)
+            if missing:
+                raise self._late(sent, found, missing, wait_s)
+            if not self._passes(sent, found):
+                break
+            close_all([fd for each in found.values() for fd in each.fds])
         found[self.ranks[self.rank]] = sent._replace(fds=())
         frames = [found[rank] for rank in self.ranks]
         sizes = {len(each.payload) for each in frames} if kind == _Kind.INTEGERS else {0}
-        if len(sizes) == 1 and all(each.kind == kind for each in frames):
+        if len(sizes) == 1 and len({min(each.kind, _Kind.CALLS) for each in frames}) == 1:
             if begun is not None:
                 watcher.after_exchange(begun)
             return frames
@@ -232,6 +238,15 @@ class World:
             f"{list_ranks(calls, self.ranks)}\nIf one of them went on after an error, the others were still waiting "
             "for it; if a call lies inside `if rank == ...`, all ranks must make it."
         )
+
+    @staticmethod
+    def _passes(sent: Frame, found: dict[int, Frame]) -> bool:
+        """Whether this exchange is none of this rank's: a peer has asked about another call, and did not wait."""
+        kinds = {sent.kind, *(each.kind for each in found.values())}
+        if sent.kind == _Kind.ASKED or _Kind.ASKED not in kinds:
+            return False
+        rows = [] if min(kinds) < _Kind.CALLS else [json.loads(each.payload) for each in (sent, *found.values())]
+        return len({row["operation"] for row in rows}) != 1
 
     def _late(self, sent: Frame, found: dict[int, Frame], missing: list[int], wait_s: float) -> errors.IrisError:
         """Return the error of an exchange that timed out: missing ranks, and the calls in which others wait."""
