@@ -141,6 +141,8 @@ def refused():
             ("TypeError: must be: lengths", lambda: made(q, k, k, [1])),
             ("TypeError: must be: q", lambda: rows([1], x, x)),
             (r"ArgumentError: .*\bk\b.* \(1, 4, 16\)", lambda: rows(x, x, x)),
+            ("ArgumentError: .*out and v share", lambda: made(q, k, kv := k.clone(), n, kv[0, :, :2])),
+            ("ArgumentError: .*out and q share", lambda: rows(x, x[:1], x[:1], x)),
             ("ArgumentError: .*gradients=True",
              lambda: rows.gradients(x, x, x[:1], x[:1], x, x[:, :, 0].float())),
             ("ArgumentError: .*gradient", lambda: made(q.clone().requires_grad_(), k, k, n)),

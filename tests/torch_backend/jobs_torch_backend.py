@@ -475,6 +475,11 @@ def gradients(store):
     for x, call in ((whole((6,), torch.int32, 1), ops.reduce_scatter), (whole((8,), torch.int32, 1), ops.all_reduce)):
         words = "ArgumentError.*op='nonsense'"
         assert unlike((words, partial(call, x, ("sum", "nonsense")[rank], group))) == []
+    for call, given in (
+        (ops.reduce_scatter, (c[: 2 * size - rank, 0], "sum")), (ops.reduce, (c[:1, 0], 7)),
+        (ops.matmul_reduce_scatter, (c[: 2 * size - rank, :1], c[:1, :2], None)),
+    ):  # fmt: skip
+        assert unlike(("ArgumentError: .*(rows|rank 7)", partial(call, *given, group))) == []
 
 
 def trained(net, device="cpu", part=lambda x: x, after=lambda: None):

@@ -103,6 +103,11 @@ class FlashDecode(Made):
             "out": (q if out is None else out, queries, own), "lengths": (lengths, (self.batch,), (torch.int32,)),
         }  # fmt: skip
         self._check_each("flash_decode", wanted, rows=("k", "v"))
+        if out is not None:
+            others = {"q": q, "k": k, "v": v, "lengths": lengths}
+            if out.data_ptr() == q.data_ptr():
+                del others["q"]
+            self._check_apart("flash_decode", out, others)
         out = torch.empty_like(q) if out is None else out
         with on_device(self._binder.target):
             self._decode(q, k, v, lengths, out, self.scale)
@@ -182,6 +187,8 @@ class RingAttention(Made):
             TypeError: an argument is no tensor; likewise.
         """
         self._check(q, k, v, out=q if out is None else out)
+        if out is not None:
+            self._check_apart("ring_attention", out, {"q": q, "k": k, "v": v})
         out = torch.empty_like(q) if out is None else out
         lse = torch.empty(self._queries[:2], dtype=_FLOAT32, device=q.device)
         with on_device(self._binder.target):

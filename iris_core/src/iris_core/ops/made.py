@@ -12,7 +12,7 @@ import torch
 
 from iris_core.device.targets import on_device
 from iris_core.dispatch.bind import Binder
-from iris_core.dispatch.requests import check_fits, check_strided, check_tensors
+from iris_core.dispatch.requests import check_fits, check_strided, check_tensors, share_memory
 from iris_core.errors import ArgumentError, CapabilityError, UnsupportedError
 from iris_core.heap.streams import uncompiled
 
@@ -94,6 +94,12 @@ class Made:
             check_strided(what, name, each)
         check_tensors(what, self._binder.here, **{name: each for name, (each, _, _) in wanted.items()})
         check_fits(what, wanted, rows)
+
+    def _check_apart(self, what: str, out: torch.Tensor, others: dict[str, torch.Tensor]) -> None:
+        """Raise ArgumentError if the output has an element in common with what is read."""
+        for name, each in others.items():
+            if share_memory(out, each):
+                raise ArgumentError(f"{what}: out and {name} share memory; it does not work in place")
 
     def __deepcopy__(self, memo: Any) -> Any:
         return self  # a copied layer shares it, as layers do

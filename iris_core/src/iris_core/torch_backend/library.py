@@ -128,9 +128,9 @@ def _collective(op: str) -> tuple[Callable[..., None], Callable[..., torch.Tenso
         ccl, group = found.open(x.device).ccl._anywhere, found.members
         x = x.detach().contiguous()
         if op == "reduce":  # of use where all members must call it, also where a compiler drops what is not read
-            ccl.all_reduce(out, x, ReduceOp.SUM, group)
             if found.rank != how[0]:
                 out.zero_()
+            ccl.reduce(out, x, how[0], ReduceOp.SUM, group)
         elif op == "broadcast":
             if out.data_ptr() != x.data_ptr():
                 out.copy_(x)
@@ -157,9 +157,14 @@ def _unrecorded(op: str, write: Callable[..., None]) -> Callable[..., None]:
 
 def _define_both(op: str, arguments: str, into: Callable[..., None], fake: Callable[..., torch.Tensor]) -> None:
     """Define an operator that returns a new tensor, which `fake` makes, and the one that writes into `out`."""
+    place = arguments.split(", ").index("str group")
 
     def run(*given: Any) -> torch.Tensor:
-        out = fake(*given)
+        try:
+            out = fake(*given)
+        except ArgumentError as error:
+            found = _group(given[place])
+            found.open(given[0].device).ops.refuse(op, error, found.members)
         into(*given, out=out)
         return out
 

@@ -151,7 +151,7 @@ class PacketNorm(ReduceNorm):
             return problem
         if request.group_size > boxes.MAX_MEMBERS:
             return f"it serves groups of up to {boxes.MAX_MEMBERS} ranks, and this one has {request.group_size}"
-        if request.nbytes // request.rows % boxes.PACKET:
+        if request.nbytes // max(1, request.rows) % boxes.PACKET:
             return f"rows are no multiple of {boxes.PACKET} bytes"
         return "" if request.target.type in self.devices else "its packets are assembly for NVIDIA GPUs"
 
