@@ -91,6 +91,7 @@ def test_ranks_on_gpus_and_on_the_cpu(monkeypatch):
 
 def test_a_part(program, tmp_path, capsys):
     out = tmp_path / "out.csv"
+    assert (program(["--out", str(tmp_path)]), "quick" in capsys.readouterr().err) == (2, False)  # nothing is measured
     assert program(["--only", "quick", "--rounds", "1", "--out", str(out)]) == 0
     printed = capsys.readouterr()
     assert "quick: Reports a time." in printed.err

@@ -243,6 +243,8 @@ ERRORS = RuntimeError("no"), SystemExit(3), GeneratorExit(), StopIteration()
 @table(("question", "answer"), [
     *((question, error) for question in ("supports", "cost", "tunings") for error in ERRORS),
     ("supports", True), ("supports", None), ("cost", "1"), ("cost", None), ("tunings", 5),
+    ("cost", -1.0), ("cost", float("nan")), ("tunings", ({},) * 7), ("tunings", ({}, {"foo": 1})), ("tunings", (5,)),
+    ("tunings", ({"num_warps": 3},)), ("tunings", ({}, {"algorithm": "good"})),
 ])  # fmt: skip
 def test_an_algorithm_that_raises_or_says_nonsense_is_left_out_with_one_warning(tmp_path, caplog, question, answer):
     caplog.clear()

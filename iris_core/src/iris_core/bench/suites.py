@@ -14,7 +14,7 @@ from typing import Any
 from iris_core.bench.registry import RANKS, RunOptions, parse_axis, registered
 from iris_core.bench.results import Report, Result
 from iris_core.bench.runner import LATE, run
-from iris_core.cli._arguments import choose_plugins
+from iris_core.cli._arguments import choose_plugins, file_to_write
 from iris_core.cli._output import print_table
 from iris_core.device.targets import num_gpus
 from iris_core.errors import BenchmarkError, IrisError
@@ -44,7 +44,7 @@ class Suite(RunOptions):
         add_options(parser)
         args = parser.parse_args(argv)
         try:
-            options = self.options(args)
+            options, out = self.options(args), file_to_write(args.out)
             asked = {name: getattr(options, name) for name in ("heap_size", "allocator", "backend", "device")}
             choose_plugins(load_settings(**asked), options.device)
             chosen = registered(source=self.source, pattern=args.only)
@@ -59,7 +59,7 @@ class Suite(RunOptions):
         is_part = args.only or options.axes.keys() - {RANKS} or args.quick
         if is_part or options.device != self.device or any(LATE in each.skipped for each in report.results):
             file = ""  # a part, or on something else than the file is kept for
-        out = args.out or (file and str(pathlib.Path(self.source).parent / file))
+        out = out or (file and str(pathlib.Path(self.source).parent / file))
         return finish(report, out=out, enforce=args.enforce, style=args.format)
 
     def options(self, args: argparse.Namespace) -> RunOptions:

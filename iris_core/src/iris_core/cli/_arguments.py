@@ -5,13 +5,23 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import pathlib
 import sys
+import tempfile
 
 from iris_core.device.targets import device_targets
 from iris_core.errors import ArgumentError, NoUsablePluginError
 from iris_core.registry import Registry, default_registry
 from iris_core.registry.select import Plan, select
-from iris_core.settings import IrisSettings, load_plugin_settings, load_settings, size_of, sizes_of, unknown_variables
+from iris_core.settings import (
+    IrisSettings,
+    load_plugin_settings,
+    load_settings,
+    size_of,
+    sizes_of,
+    unknown_variables,
+    writable,
+)
 from iris_core.types import PluginKind, PluginState
 from iris_core.world.launch import check_num_ranks
 
@@ -30,6 +40,18 @@ def size(text: str) -> int:
         return int(size_of(text))
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text}: {error}") from None
+
+
+def file_to_write(path: str) -> str:
+    """Return the path of a file to write, or "", and make its folder; an `IrisError` if it cannot be."""
+    folder = pathlib.Path(path).parent
+    try:
+        if path:
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ArgumentError(f"no file can be made in {folder} ({error.strerror}): name one by --out") from error
+    return path and writable(path)
 
 
 def say_unknown_variables() -> None:

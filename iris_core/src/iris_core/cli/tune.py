@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iris_core.cli._arguments import check, choose_plugins, seconds, size
+from iris_core.cli._arguments import check, choose_plugins, file_to_write, seconds, size
 from iris_core.device.targets import num_gpus
 from iris_core.dispatch import COLLECTIVES, PRODUCTS
 from iris_core.errors import ArgumentError, SettingsError
-from iris_core.settings import writable
 from iris_core.tuning import DTYPES, FUSED_DTYPES, check_names
 
 if TYPE_CHECKING:
@@ -69,13 +68,8 @@ def run(args: argparse.Namespace) -> int:
     ops, dtypes = (PRODUCTS, FUSED_DTYPES) if args.ops else (COLLECTIVES, DTYPES)
     given |= {"ops": check_names("--op", args.op or ops, ops)}
     given |= {"dtypes": check_names("--dtype", args.dtype or ["bfloat16"], dtypes)}
-    folder = Path(args.out).parent if args.out else Path(settings.cache_dir) / ("ops" if args.ops else "ccl")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-        writable(args.out or str(folder / "table"))
-    except OSError as error:
-        raise ArgumentError(f"no file can be made in {folder} ({error.strerror}): name one by --out") from error
+    folder = Path(settings.cache_dir) / ("ops" if args.ops else "ccl")
+    file_to_write(args.out or str(folder / "table"))
     ranks, device = _ranks(ranks, settings.device)
     if args.ops and device == "cpu" and not args.shape:
         raise ArgumentError("on CPU ranks, the layers of large models take hours: give small ones by --shape")
@@ -93,14 +87,15 @@ def run(args: argparse.Namespace) -> int:
     heap = max(point.sample.heap_nbytes for point in wanted.points(0, ranks))
     name = "cpu" if device == "cpu" else torch.cuda.get_device_name(0)
     path = Path(args.out) if args.out else folder / file_name(name, ranks)
-    there = _entries_there(path, name, ranks, must_fit=bool(args.out))
+    _entries_there(path, name, ranks, must_fit=bool(args.out))
     plugins = {"allocator": args.allocator, "backend": args.backend}
     options = RunOptions(num_ranks=ranks, device=device, heap_size=heap, limit_s=args.limit, **plugins)
     with tempfile.TemporaryDirectory() as cache:  # what was not checked yet is for no other program
         found = on_ranks(tune_on_this_rank, options, wanted, IRIS_TUNE="exhaustive", IRIS_CACHE_DIR=cache)[0]
     for line in (*found.passed_over, *(f"WRONG DATA, left out: {each}" for each in found.wrong)):
         print(line, file=sys.stderr)
-    if found.entries:
+    if found.entries:  # another program may have measured meanwhile
+        there = _entries_there(path, name, ranks, must_fit=bool(args.out), is_known=True)
         write_table(path, found.device, ranks, there, found.entries)
         print(f"written to {path}")
     else:
@@ -128,7 +123,7 @@ def _layers(args: argparse.Namespace) -> dict[str, Any]:
     return {"layers": tuple(tuple(map(int, text.split("x"))) for text in args.shape)} if args.shape else {}
 
 
-def _entries_there(path: Path, device: str, ranks: int, *, must_fit: bool) -> Sequence[Entry]:
+def _entries_there(path: Path, device: str, ranks: int, *, must_fit: bool, is_known: bool = False) -> Sequence[Entry]:
     """Return the entries of the table there, if they fit; else it is replaced, or refused where it `must_fit`."""
     from iris_core.dispatch.tables import read_table
 
@@ -146,7 +141,8 @@ def _entries_there(path: Path, device: str, ranks: int, *, must_fit: bool) -> Se
         if must_fit:
             raise
         problem = str(error)
-    print(f"iris tune: {problem}; it is replaced", file=sys.stderr)
+    if not is_known:
+        print(f"iris tune: {problem}; it is replaced", file=sys.stderr)
     return ()
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from iris_core.dispatch import TF32, tables
-from iris_core.dispatch.config import LaunchConfig
+from iris_core.dispatch.config import Config, FusedConfig, LaunchConfig
 from iris_core.dispatch.requests import Request, nodes_of
 from iris_core.dispatch.tables import HEAP, ORDINARY, Entry
 from iris_core.errors import FAILURES, ArgumentError, SettingsError, UnsupportedError, error_text
@@ -77,6 +77,7 @@ class Explanation:
 
 
 _ANSWERS = {"supports": Availability, "cost": float | int, "tunings": list | tuple}
+_MOST_TUNINGS = 6
 
 _NEAR, _CLOSE, _FAR = 0.5, 1.0, 3.0
 """Powers of two by which each size of a measured point may differ from a request's: up to the first it says what is the
@@ -267,7 +268,7 @@ class Chooser:
         """Return what an algorithm answers; or None and what is wrong with that, with a warning once."""
         try:
             answer = getattr(algorithm, question)(request)
-            if isinstance(answer, _ANSWERS[question]):
+            if isinstance(answer, _ANSWERS[question]) and _is_possible(request, answer):
                 return answer, ""
             problem = f"its `{question}` returned {reprlib.repr(answer)}"
         except FAILURES as error:
@@ -284,6 +285,17 @@ class Chooser:
         algorithm = self._by_op[request.op][name]
         offered = self._ask(algorithm, "tunings", request)[0] if hasattr(algorithm, "tunings") else None
         return tuple(offered or ({},))
+
+
+def _is_possible(request: Request, answer: Any) -> bool:
+    """Whether an answer is no negative time, and no more or other configs than may be."""
+    if not isinstance(answer, list | tuple):
+        return isinstance(answer, Availability) or answer >= 0
+    kind = FusedConfig if isinstance(request, FusedRequest) else Config
+    try:
+        return len(answer) <= _MOST_TUNINGS and all("algorithm" not in each and kind(**each) for each in answer)
+    except (TypeError, ArgumentError):
+        return False
 
 
 def _is_by_name(algorithm: Any, request: Request) -> bool:
