@@ -287,7 +287,7 @@ NUMBERS = ("block_size_m", "block_size_n", "swizzle_size", "comm_sms", "num_xcds
 
 
 @table(("kind", "name", "value"), [
-    *((Config, name, value) for name in NUMBERS for value in (0, 1.5, True, "4")), (Config, "algorithm", ""),
+    *((Config, name, value) for name in NUMBERS for value in (0, 1 << 31, 1.5, True, "4")), (Config, "algorithm", ""),
     (Config, "all_reduce_variant", "three_shot"), (Config, "all_reduce_distribution", 2), (Config, "num_warps", 3),
     (Config, "num_warps", 64), (Config, "threads_per_warp", 16), (Config, "waves_per_eu", -1),
     *((FusedConfig, *each) for each in (

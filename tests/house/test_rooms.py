@@ -41,7 +41,7 @@ FLOORS = (
 # was planned: `world` and `registry` (what lacks or differs on a rank, named on all), `heap` (captures, streams),
 # `device` (timers, orders of launches, reports), `dispatch` and `providers` (first calls that measure, engines).
 BUDGETS = {
-    "iris_core/*.py": 2615,
+    "iris_core/*.py": 2619,
     "iris_core/bench": 1200,
     "iris_core/ccl": 336,
     "iris_core/cli": 1632,

@@ -40,7 +40,7 @@ TESTS = 24_000
 TESTS_OF_FEATURES = {  # as `FEATURES` of test_rooms.py: lines, and the folders and files
     "PyTorch": (1953, ("torch_backend",)),
     "several nodes": (
-        2050,
+        2052,
         (
             "nodes", "ccl/test_torch_distributed.py", "allocators/test_nccl.py", "compile/test_nccl.py",
             "multigpu/test_nccl.py",

@@ -66,10 +66,12 @@ def heap():
 
 
 def cannot_map():
-    """Rank 3 cannot map a peer: all refuse, and open a world afterwards."""
+    """Rank 3 cannot map a peer, or has an allocator of nonsense: all refuse, and open a world afterwards."""
     fails = mock.patch.object(HostAllocator, "import_peer", mock.Mock(side_effect=OSError("no room")))
-    with fails if int(os.environ["RANK"]) == 3 else contextlib.nullcontext():
-        assert unlike(("PeerAccessError: .*rank 3 could not.*no room", lambda: Iris("1MiB", device="cpu"))) == []
+    odd, words = mock.patch.object(HostAllocator, "granularity", 0), "IrisError: .*rank 3 could not .*'host'.* by zero"
+    for each, text in ((fails, "PeerAccessError: .*rank 3 could not.*no room"), (odd, words)):
+        with each if int(os.environ["RANK"]) == 3 else contextlib.nullcontext():
+            assert unlike((text, lambda: Iris("1MiB", device="cpu"))) == []
     with Iris("1MiB", device="cpu") as ctx:
         assert ctx.broadcast(ctx.cur_rank, 3) == 3
 

@@ -128,16 +128,20 @@ def open_heap(
     )
     undo.callback(allocator.close)
     backend: DeviceBackend = _on_all(world, f"create backend {plan.backend.name!r}", lambda: maker.create(plan.backend))
-    whole = -(-int(settings.heap_size) // allocator.granularity) * allocator.granularity
-    heap = SymmetricHeap(
-        allocator,
-        world,
-        on_allocated=on_allocated,
-        usable_nbytes=min(whole, allocator.nbytes - maker.system_nbytes),  # what lies beyond it is the system area
-        streams=None if target.type is DeviceType.CPU else TorchStreams(target.index),
-        device=target.torch_device,
-        gap_nbytes=_GAP_NBYTES if "bounds" in settings.check else 0,
-    )
+
+    def make_heap() -> SymmetricHeap:
+        whole = -(-int(settings.heap_size) // allocator.granularity) * allocator.granularity
+        return SymmetricHeap(
+            allocator,
+            world,
+            on_allocated=on_allocated,
+            usable_nbytes=min(whole, allocator.nbytes - maker.system_nbytes),  # what lies beyond it is the system area
+            streams=None if target.type is DeviceType.CPU else TorchStreams(target.index),
+            device=target.torch_device,
+            gap_nbytes=_GAP_NBYTES if "bounds" in settings.check else 0,
+        )
+
+    heap: SymmetricHeap = _on_all(world, f"make a heap by allocator {plan.allocator.name!r}", make_heap)
     _on_all(world, "open the heap", heap.open)
     undo.callback(heap.close)
     undo.callback(backend.detach)  # before the next steps: any may fail on another rank only

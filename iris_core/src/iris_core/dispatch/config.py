@@ -58,8 +58,8 @@ class LaunchConfig:
         for name in (field.name for field in every):
             value, least = getattr(self, name), int(name in self._POSITIVE)
             is_number = value is not None and (least or name == "waves_per_eu")
-            if is_number and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-                raise self._wrong(f"{name} must be {'a positive integer' if least else '0 or more'}, not {value!r}")
+            if is_number and (isinstance(value, bool) or not isinstance(value, int) or not least <= value < 1 << 31):
+                raise self._wrong(f"{name} must be {least} or more, an integer of 31 bits, not {value!r}")
             values, text = _KNOWN.get(name, ((value,), ""))
             if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in values):
                 raise self._wrong(f"{name} must be {text}, not {value!r}")
