@@ -158,8 +158,7 @@ def test_each_method_makes_one_call(load, kind):
         ("retain", (8192,), 7, ("MemRetainAllocationHandle", 8192)),
         ("*address_range", (8192,), (4096, 2 * SIZE), ("MemGetAddressRange", 8192)),
         ("*memory_info", (), (100, 200), ("MemGetInfo",)), ("*synchronize", (), None, (synchronize,)),
-        ("unmap", (8192, SIZE), None, ("MemUnmap", 8192, SIZE)),
-        ("release", (5,), None, ("MemRelease", 5)),
+        ("unmap", (8192, SIZE), None, ("MemUnmap", 8192, SIZE)), ("release", (5,), None, ("MemRelease", 5)),
         ("unreserve", (8192, SIZE), None, ("MemAddressFree", 8192, SIZE)),
     ])  # fmt: skip
     assert not [name for name in dir(m) + dir(m.CUdevice_attribute) if "multi" in name.lower() and name[:2] == "CU"]

@@ -37,8 +37,7 @@ def test_a_process_alone_is_a_world_of_one(environ, caplog):
 
 @table(("variables", "error", "key"), [
     ({"RANK": "2", "WORLD_SIZE": "2"}, RankMismatchError, "names"),
-    ({"RANK": "-1", "WORLD_SIZE": "1"}, RankMismatchError, "names"),
-    ({"RANK": "x"}, RankMismatchError, "any"),
+    ({"RANK": "-1", "WORLD_SIZE": "1"}, RankMismatchError, "names"), ({"RANK": "x"}, RankMismatchError, "any"),
     *((each, UnsupportedError, "names") for each in ({"LOCAL_WORLD_SIZE": "1"}, {"IRIS_NODES": "1+1"})),
 ])  # fmt: skip
 def test_variables_of_torchrun_that_cannot_be_followed(monkeypatch, variables, error, key):

@@ -47,7 +47,7 @@ TESTS_OF_FEATURES = {  # as `FEATURES` of test_rooms.py: lines, and the folders 
         ),
     ),
     "experts, attention, norms, products of few rows, launches from C": (
-        1342,
+        1343,
         (
             "ops/test_experts.py", "ops/test_attention.py", "ops/test_norm.py", "ops/jobs_norm.py",
             "triton/test_launcher.py",

@@ -242,6 +242,7 @@ def refused_by_ulysses():
             ("ArgumentError: products.dims", lambda: call(out, x, scatter_dim=1)),
             (r"ArgumentError: .*scatter_dim=3 .* -3 to 2", lambda: call(out, x, scatter_dim=3)),
             ("ArgumentError: .*gather_dim=-4", lambda: ulysses(ctx, x, 0, -4)),
+            ("ArgumentError: .*scatter_dim=1.0", lambda: ulysses(ctx, x, (1, 1.0)[ctx.cur_rank], 1)),
             ("TypeError: must be: x", lambda: call(out, [1])),
             ("ArgumentError: ccl.operations", lambda: ctx.ops.bind("ulysses", out, x, scatter_dim=2, gather_dim=1)),
             ("ArgumentError: products.divide", lambda: call(out, x[:, :, :5])),

@@ -103,6 +103,8 @@ def refused_by_one(ctx):
     weight = torch.ones(4, 4, device=ctx.device)
     functions = (nn.linear_all_gather, nn.linear_all_reduce, nn.all_gather_linear, nn.linear_reduce_scatter)
     layers = [lambda x, each=each: each(ctx, x, weight=weight) for each in functions]
+    given = (torch.ones(6, 4, device=ctx.device), None)[ctx.cur_rank]
+    assert {kind_of(layer, given) for layer in layers} == {"TypeError"}
     kwargs = {"bias": False, "input_is_parallel": False}
     layers += [RowParallelLinear(ctx, 4, 4, sequence_parallel=each, **kwargs) for each in (False, True)]
     for layer in layers:

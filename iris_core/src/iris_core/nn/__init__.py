@@ -211,10 +211,12 @@ def linear_reduce_scatter(
 
 def _apply(name: str, x: Tensor, weight: Tensor, bias: Tensor | None, setting: Setting) -> Tensor:
     forward, backward = _KINDS[name]
-    dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else None
     try:
+        if wrong := [each for each in (x, weight) if not isinstance(each, torch.Tensor)]:
+            raise TypeError(f"{name}: x and the weight must be torch tensors, not {type(wrong[0]).__name__}")
+        dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else None
         _check(name, x, weight, bias, setting.size, dtype)
-    except (ArgumentError, UnsupportedError) as error:
+    except (ArgumentError, UnsupportedError, TypeError) as error:
         if forward is None:
             raise
         setting.ops.refuse(forward, error, setting.group)  # on all members that come to compare their call of it

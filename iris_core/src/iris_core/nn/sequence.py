@@ -20,7 +20,8 @@ class _Ulysses(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, _: Tensor | None, scatter: int, gather: int, s: Setting) -> Tensor:
         ctx.way, shape = (gather, scatter, s), list(x.shape)
-        if {scatter, gather} <= {*range(-x.ndim, x.ndim)}:  # else `ulysses` refuses it, on all members
+        # else `ulysses` refuses it, on all members
+        if all(isinstance(each, int) and -x.ndim <= each < x.ndim for each in (scatter, gather)):
             shape[scatter] //= s.size
             shape[gather] *= s.size
         out = x.new_empty(shape)

@@ -116,7 +116,8 @@ def _parts(output: Any, x: Any, size: int, scatter: int, gather: int) -> tuple[t
     for name, each in (("output", output), ("x", x)):
         check_strided("ulysses", name, each)
     wanted, dims = list(x.shape), range(-x.ndim, x.ndim)
-    if scatter not in dims or gather not in dims or (scatter - gather) % x.ndim == 0 or wanted[scatter] % size:
+    are_dims = all(isinstance(each, int) and each in dims for each in (scatter, gather))
+    if not are_dims or (scatter - gather) % x.ndim == 0 or wanted[scatter] % size:
         raise ArgumentError(
             f"ulysses: x has shape {tuple(x.shape)}; scatter_dim={scatter} and gather_dim={gather} must be two of its "
             f"dimensions, from {-x.ndim} to {x.ndim - 1}, and {size} ranks must divide the first one"
